@@ -1,0 +1,99 @@
+"""Sampling and scoring during training, and the evaluation of a policy on fixed prompts with fixed seeds."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rewarden.algos.actors import Actors
+from rewarden.errors import ScoreError
+from rewarden.maths import k1, k3
+from rewarden.models.forward import sequence_logp
+from rewarden.runtime.clock import phase
+from rewarden.runtime.ranks import Ranks
+from rewarden.runtime.seed import seed_of
+from rewarden.text.collate import collate, role_mask
+from rewarden.types import Rollout, ScoredRollout
+
+
+def sample_and_score(
+    actors: Actors, prompts: Sequence[Rollout], *, seeds: Sequence[int], policy_version: int
+) -> list[ScoredRollout]:
+    """One sampled and scored turn per prompt, in order.
+
+    Errors: ScoreError when a score is not finite though its status says ok.
+    """
+    with phase("rollout"):
+        rollouts = actors.sampler.sample(prompts, seeds=seeds, policy_version=policy_version)
+    with phase("score"):
+        scores = actors.scorer.score([rollout.conversation for rollout in rollouts])
+    for rollout, score in zip(rollouts, scores, strict=True):
+        if score.status == "ok" and not torch.isfinite(torch.tensor(score.value)):
+            raise ScoreError(f"{rollout.conversation.id}: score is {score.value}; return a finite number, or None for no score")
+    return [
+        ScoredRollout(rollout=rollout, score=score, through_turn=rollout.spans[-1].turn)
+        for rollout, score in zip(rollouts, scores, strict=True)
+    ]
+
+
+@torch.no_grad()
+def evaluate_policy(
+    actors: Actors, prompts: Sequence[Rollout], ranks: Ranks, *, seed: int, step: int, keep: int
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Raw score, KL to the reference, length and truncation on fixed prompts; the seeds are the same at every step.
+
+    Returns the report (`eval/...`, means over prompts of all ranks) and the first `keep` transcripts.
+    """
+    mine = list(enumerate(prompts))[ranks.rank :: ranks.world]
+    scored = sample_and_score(
+        actors,
+        [rollout for _, rollout in mine],
+        seeds=[seed_of(seed, "eval", place, rollout.conversation.id) for place, rollout in mine],
+        policy_version=step,
+    )
+    rollouts = [item.rollout for item in scored]
+    tokens = collate([rollout.token_ids for rollout in rollouts]).to(ranks.device)
+    mask_BT = role_mask([r.spans for r in rollouts], tokens.ids_BT.shape[1], sampled=True).to(ranks.device)
+    temperature = actors.sampler.sampling.temperature
+    logp_BT = sequence_logp(actors.policy, tokens, mask_BT, temperature=temperature)
+    logp_ref_BT = actors.reference_logp(tokens, mask_BT, temperature=temperature)
+    usable = [item.score.value for item in scored if item.score.status == "ok"]
+    sums = ranks.sum(
+        {
+            "rows": torch.tensor(float(len(rollouts)), device=ranks.device),
+            "usable": torch.tensor(float(len(usable)), device=ranks.device),
+            "score": torch.tensor(float(sum(usable)), device=ranks.device),
+            "k1": (k1(logp_BT, logp_ref_BT) * mask_BT).sum(),
+            "k3": (k3(logp_BT, logp_ref_BT) * mask_BT).sum(),
+            "tokens": mask_BT.sum().float(),
+            "cut": torch.tensor(float(sum(r.stop == "length" for r in rollouts)), device=ranks.device),
+        }
+    )
+    total = {key: float(value) for key, value in sums.items()}
+    rows = max(total["rows"], 1.0)
+    report = {
+        "eval/score": total["score"] / max(total["usable"], 1.0),
+        "eval/kl_sequence": total["k1"] / rows,
+        "eval/kl_k3": total["k3"] / max(total["tokens"], 1.0),
+        "eval/length": total["tokens"] / rows,
+        "eval/truncated": total["cut"] / rows,
+    }
+    return report, transcripts(scored, step, keep, kind="eval")
+
+
+def transcripts(scored: Sequence[ScoredRollout], step: int, count: int, *, kind: str) -> list[dict[str, Any]]:
+    """This rank's first `count` rollouts as rows for samples.parquet."""
+    return [
+        {
+            "step": step,
+            "kind": kind,
+            "id": item.rollout.conversation.id,
+            "prompt": item.rollout.conversation.messages[-2].text,
+            "response": item.rollout.conversation.messages[-1].text,
+            "score": item.score.value,
+            "status": item.score.status,
+            "length": len(item.rollout.logp_sampler),
+            "stop": item.rollout.stop,
+        }
+        for item in scored[:count]
+    ]

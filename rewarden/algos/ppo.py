@@ -1,0 +1,464 @@
+"""Proximal policy optimisation of a language model against a scorer, with a learned critic.
+
+    reward_t  = -beta * (logp_t - logp_ref_t),   plus the processed score on the last sampled token
+    A, G      = GAE(gamma, lambda) over sampled tokens;  A whitened over the whole rollout
+    L_policy  = mean max(-A * rho, -A * clip(rho, 1 - cliprange, 1 + cliprange_high)),   rho = pi / pi_rollout
+    L_value   = mean 0.5 * max((V - G)^2, (clip(V, V_old +- cliprange_value) - G)^2)
+    L         = L_policy + vf_coef * L_value
+
+Schulman et al. 2017 (arXiv:1707.06347); score normalisation and clipping by running moments, value clipping and separate
+critic settings: Zheng et al. 2023 (arXiv:2307.04964). Means are over sampled tokens of the optimizer step, over every
+microbatch and rank. `logp_old` is recomputed by the training forward; the sampler's own log-probs are compared with it and
+gaps are counted. docs/algorithms/ppo.md lists every detail and where we differ.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from pydantic import Field
+from torch import Tensor
+
+from rewarden.algos.actors import Actors, build_actors, load_prompt_rollouts
+from rewarden.algos.evaluation import evaluate_policy, sample_and_score, transcripts
+from rewarden.algos.scores import STD_FLOOR, merged, process_scores
+from rewarden.algos.selection import BestWeights, Selection, criterion
+from rewarden.data.sources import Data
+from rewarden.data.stream import Cursor, Stream
+from rewarden.errors import ConfigError
+from rewarden.maths import (
+    Moments,
+    clipped_surrogate,
+    clipped_value_loss,
+    explained_variance,
+    gae,
+    is_clipped,
+    k1,
+    k3,
+    token_rewards,
+)
+from rewarden.models.forward import sequence_logp, sequence_logp_entropy, sequence_values
+from rewarden.models.load import Model, save_model, template_of, trainable
+from rewarden.models.parts import ModelPart
+from rewarden.rollout.hf import Sampling
+from rewarden.runtime.clock import phase
+from rewarden.runtime.job import Job, Tick
+from rewarden.runtime.optim import Group, Optim, Optimizer
+from rewarden.runtime.ranks import Ranks
+from rewarden.runtime.seed import generator, seed_of
+from rewarden.runtime.step import split_batch, summarize, update
+from rewarden.spec import Spec
+from rewarden.text.collate import collate, role_mask
+from rewarden.types import Rollout, ScoredRollout, Term, TokenBatch
+
+LOGP_GAP = 1e-4
+"""Sampler and trainer log-probs further apart than this are counted (nats)."""
+
+
+class PPO(Spec):
+    """PPO with a critic, a frozen reference and any scorer."""
+
+    policy: Model
+    """The SFT model. With lora_r > 0 the reference is the policy with its adapter off; else a frozen copy."""
+    reward: dict[str, Any]
+    """A scorer: {kind: reward_model, path: ...}, {kind: function, ...}, rules, or "my_file.py:MyReward"."""
+    data: Data
+    """Prompts; other columns are passed on to the scorer."""
+    eval_data: Data | None = None
+    """Separate prompts on which steps are compared; without them the last step is exported."""
+    critic: Model | None = None
+    """What the critic starts from; None takes the reward model (same tokenizer) or else the policy with a fresh head."""
+    critic_head: Literal["saved", "fresh"] | None = None
+    """Whether the critic's head is read from its checkpoint or drawn; None reads it where there is one."""
+    optim: Optim = Optim(learning_rate=3e-6)
+    """Optimizer and schedule of the policy."""
+    critic_optim: Optim = Optim(learning_rate=9e-6)
+    """Optimizer and schedule of the critic; its gradient is clipped on its own."""
+    sampling: Sampling = Sampling(max_completion_length=128)
+    """How answers are drawn; the policy that is optimised is the one at this temperature, without filters."""
+    max_prompt_length: int | None = Field(512, ge=1)
+    """Longer prompts are dropped and counted."""
+    max_steps: int = Field(20, ge=1)
+    """Rounds of sampling and learning."""
+    rollout_batch_size: int = Field(128, ge=2)
+    """Prompts per round, over all ranks."""
+    mini_batch_size: int = Field(32, ge=1)
+    """Rollouts per optimizer step, over all ranks."""
+    num_ppo_epochs: int = Field(2, ge=1)
+    """Passes over each round's rollouts."""
+    per_device_train_batch_size: int = Field(32, ge=1)
+    """Rollouts per forward and backward pass on one rank; changes memory, never the gradient."""
+    beta: float = Field(0.05, ge=0)
+    """Weight of the per-token KL penalty to the reference, relative to processed scores."""
+    gamma: float = Field(1.0, gt=0, le=1)
+    """Discount per token."""
+    lam: float = Field(0.95, ge=0, le=1)
+    """GAE lambda."""
+    cliprange: float | None = Field(0.2, gt=0, lt=1)
+    """Lower (and, unless cliprange_high is set, upper) clip of the ratio; None does not clip."""
+    cliprange_high: float | None = Field(None, gt=0)
+    """Upper clip of the ratio."""
+    cliprange_value: float | None = Field(0.2, gt=0)
+    """How far the value may move from its old value; None does not clip."""
+    vf_coef: float = Field(1.0, ge=0)
+    """Weight of the value loss."""
+    reward_norm: bool = True
+    """Subtract the running mean of raw scores and divide by their running std before anything else."""
+    reward_clip: float | None = Field(3.0, gt=0)
+    """Processed scores are cut to +- this (counted); None does not cut."""
+    whiten_advantages: bool = True
+    """Advantages get mean 0 and std 1 over all sampled tokens of the round."""
+    missing_eos_penalty: float | None = Field(None, ge=0)
+    """Subtracted from the raw score of an answer that was cut by the token limit."""
+    eval_steps: int = Field(1, ge=1)
+    """Rounds between evaluations on eval_data."""
+    selection: Selection = Selection()
+    """How the exported step is chosen."""
+    num_sample_generations: int = Field(4, ge=0)
+    """Transcripts kept per round in samples.parquet."""
+    seed: int = 0
+    """Order of prompts, sampling and minibatches."""
+
+    def build(self, ranks: Ranks) -> Job:
+        """Load models and prompts; see `build`."""
+        return build(self, ranks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """All that one round of learning needs, fixed before the first gradient."""
+
+    tokens: TokenBatch
+    mask_BT: Bool[Tensor, "B T"]
+    logp_old_BT: Float[Tensor, "B T"]
+    value_old_BT: Float[Tensor, "B T"]
+    advantage_BT: Float[Tensor, "B T"]
+    return_BT: Float[Tensor, "B T"]
+
+    def __len__(self) -> int:
+        return len(self.mask_BT)
+
+    def counts(self) -> dict[str, Tensor]:
+        """Sampled tokens, for every term."""
+        num_tokens = self.mask_BT.sum()
+        return dict.fromkeys(TERMS, num_tokens)
+
+    def rows(self, index_b: Tensor) -> "Batch":
+        """The sub-batch of these rollouts, trimmed to its longest."""
+        tokens = self.tokens.rows(index_b)
+        width = tokens.ids_BT.shape[1]
+        rest = {f.name: getattr(self, f.name)[index_b, :width] for f in fields(self) if f.name != "tokens"}
+        return Batch(tokens=tokens, **rest)
+
+
+TERMS = ("policy", "value", "policy/clip_fraction", "policy/approx_kl", "policy/ratio", "value/clip_fraction")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What the loop carries from round to round; saving it is resuming."""
+
+    step: int = 0
+    policy_version: int = 0
+    cursor: Cursor = Cursor(epoch=0, index=0)
+    moments: Moments = field(default_factory=Moments)
+    start: Mapping[str, float] = field(default_factory=dict)
+    best_step: int = -1
+    best_criterion: float = float("-inf")
+
+    def dump(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def restore(cls, raw: Mapping[str, Any]) -> "State":
+        """From what `dump` gave."""
+        return cls(**{**raw, "cursor": Cursor(**raw["cursor"]), "moments": Moments(**raw["moments"])})
+
+
+@torch.no_grad()
+def prepare(
+    actors: Actors, scored: Sequence[ScoredRollout], moments: Moments, cfg: PPO, ranks: Ranks
+) -> tuple[Batch, Moments, dict[str, float]]:
+    """Scored rollouts -> tensors, advantages, and the round's facts. No gradient, no randomness.
+
+    Rollouts whose score does not apply stay out of every mean and every gradient and are counted.
+    """
+    rollouts = [item.rollout for item in scored]
+    usable_B = torch.tensor([item.score.status == "ok" for item in scored], device=ranks.device)
+    tokens = collate([rollout.token_ids for rollout in rollouts]).to(ranks.device)
+    sampled_BT = role_mask([rollout.spans for rollout in rollouts], tokens.ids_BT.shape[1], sampled=True).to(ranks.device)
+    mask_BT = sampled_BT & usable_B.unsqueeze(1)
+    temperature = actors.sampler.sampling.temperature
+    logp_BT, entropy_BT = sequence_logp_entropy(actors.policy, tokens, mask_BT, temperature=temperature)
+    logp_ref_BT = actors.reference_logp(tokens, mask_BT, temperature=temperature)
+    assert actors.critic is not None
+    value_BT = torch.where(mask_BT, sequence_values(actors.critic.model, tokens), 0.0)
+
+    raw_B = torch.tensor([item.score.value if item.score.status == "ok" else 0.0 for item in scored], device=ranks.device)
+    cut_B = torch.tensor([rollout.stop == "length" for rollout in rollouts], device=ranks.device)
+    if cfg.missing_eos_penalty is not None:
+        raw_B = raw_B - cfg.missing_eos_penalty * cut_B
+    moments = moments.merge(merged(Moments().update(raw_B[usable_B]), ranks))
+    score_B, clipped_B = process_scores(raw_B, moments, normalize=cfg.reward_norm, clip=cfg.reward_clip)
+
+    reward_BT = token_rewards(score_B, logp_BT, logp_ref_BT, mask_BT, beta=cfg.beta)
+    advantage_BT, return_BT = gae(reward_BT, value_BT, mask_BT, gamma=cfg.gamma, lam=cfg.lam)
+    spread = merged(Moments().update(advantage_BT[mask_BT]), ranks)
+    whitened_BT = torch.where(mask_BT, (advantage_BT - spread.mean) / max(spread.std(ddof=0), STD_FLOOR), 0.0)
+    batch = Batch(
+        tokens=tokens,
+        mask_BT=mask_BT,
+        logp_old_BT=logp_BT,
+        value_old_BT=value_BT,
+        advantage_BT=whitened_BT if cfg.whiten_advantages else advantage_BT,
+        return_BT=return_BT,
+    )
+    sampler_BT = torch.zeros_like(logp_BT)
+    sampler_BT[sampled_BT] = torch.tensor([lp for r in rollouts for lp in r.logp_sampler], device=ranks.device)
+    gap_BT = torch.where(mask_BT, (sampler_BT - logp_BT).abs(), 0.0)
+    sums = {
+        "rows": torch.tensor(float(len(rollouts)), device=ranks.device),
+        "usable": usable_B.sum().float(),
+        "tokens": mask_BT.sum().float(),
+        "sampled": sampled_BT.sum().float(),
+        "raw": (raw_B * usable_B).sum(),
+        "raw_square": (raw_B.double() ** 2 * usable_B).sum(),
+        "score": (score_B * usable_B).sum(),
+        "clipped": (clipped_B * usable_B).sum(),
+        "reward": reward_BT.sum(),
+        "k1": (k1(logp_BT, logp_ref_BT) * mask_BT).sum(),
+        "k3": (k3(logp_BT, logp_ref_BT) * mask_BT).sum(),
+        "entropy": (entropy_BT * mask_BT).sum(),
+        "value": (value_BT * mask_BT).sum(),
+        "return": (return_BT * mask_BT).sum(),
+        "advantage_std": torch.tensor(spread.std(ddof=0) / ranks.world, device=ranks.device),
+        "explained": explained_variance(value_BT, return_BT, mask_BT) / ranks.world,
+        "cut": cut_B.sum().float(),
+        "gap": (gap_BT > LOGP_GAP).sum().float(),
+    }
+    total = {key: float(value) for key, value in ranks.sum({k: v.double() for k, v in sums.items()}).items()}
+    rows, usable, count = total["rows"], max(total["usable"], 1.0), max(total["tokens"], 1.0)
+    mean = total["raw"] / usable
+    return (
+        batch,
+        moments,
+        {
+            "score/mean": mean,
+            "score/std": max(total["raw_square"] / usable - mean**2, 0.0) ** 0.5,
+            "score/processed_mean": total["score"] / usable,
+            "score/clip_fraction": total["clipped"] / usable,
+            "score/running_mean": moments.mean,
+            "score/running_std": moments.std(ddof=1),
+            "score/not_applicable": rows - total["usable"],
+            "reward/rlhf": total["reward"] / usable,
+            "kl/k1": total["k1"] / count,
+            "kl/k3": total["k3"] / count,
+            "kl/sequence": total["k1"] / usable,
+            "entropy/mean": total["entropy"] / count,
+            "value/mean": total["value"] / count,
+            "value/explained_variance": total["explained"],
+            "return/mean": total["return"] / count,
+            "advantage/std": total["advantage_std"],
+            "length/mean": total["sampled"] / rows,
+            "eos_rate": 1.0 - total["cut"] / rows,
+            "rollout/logp_gap_tokens": total["gap"],
+            "rollout/logp_gap_max": float(ranks.max(gap_BT.max())),
+            "rollout/num_tokens": total["sampled"],
+        },
+    )
+
+
+def loss(actors: Actors, batch: Batch, cfg: PPO) -> dict[str, Term]:
+    """The two terms of the objective and their statistics, per sampled token."""
+    assert actors.critic is not None
+    mask_BT, old_BT, advantage_BT = batch.mask_BT, batch.logp_old_BT, batch.advantage_BT
+    clips = {"clip_low": cfg.cliprange, "clip_high": cfg.cliprange_high or cfg.cliprange}
+    logp_BT = sequence_logp(actors.policy, batch.tokens, mask_BT, temperature=actors.sampler.sampling.temperature)
+    value_BT = torch.where(mask_BT, sequence_values(actors.critic.model, batch.tokens), 0.0)
+    surrogate_BT = clipped_surrogate(logp_BT, old_BT, advantage_BT, **clips)
+    value_loss_BT = clipped_value_loss(value_BT, batch.value_old_BT, batch.return_BT, clip=cfg.cliprange_value)
+    new_BT, moved_BT = logp_BT.detach(), (value_BT.detach() - batch.value_old_BT).abs()
+    statistics = {
+        "policy/clip_fraction": is_clipped(new_BT, old_BT, advantage_BT, **clips).float(),
+        "policy/approx_kl": k3(old_BT, new_BT),
+        "policy/ratio": (new_BT - old_BT).exp(),
+        "value/clip_fraction": (moved_BT > (cfg.cliprange_value or float("inf"))).float(),
+    }
+    return {
+        "policy": Term(value_BT=surrogate_BT, mask_BT=mask_BT),
+        "value": Term(value_BT=value_loss_BT, mask_BT=mask_BT, weight=cfg.vf_coef),
+        **{key: Term(value_BT=value, mask_BT=mask_BT, weight=0.0) for key, value in statistics.items()},
+    }
+
+
+def minibatches(batch: Batch, count: int, seed: int) -> Iterator[Batch]:
+    """A fresh shuffle of this rank's rollouts, cut into `count` sub-batches (the same number on every rank)."""
+    order_B = torch.randperm(len(batch), generator=generator(seed)).to(batch.mask_BT.device)
+    for index_b in order_B.tensor_split(count):
+        yield batch.rows(index_b)
+
+
+@torch.no_grad()
+def self_check(actors: Actors, batch: Batch, cfg: PPO, ranks: Ranks) -> dict[str, float]:
+    """Largest |log ratio| of a minibatch before any step, and largest |log pi - log pi_ref| before training: both 0 in theory."""
+    temperature = actors.sampler.sampling.temperature
+    gap = 0.0
+    for part in split_batch(batch, cfg.per_device_train_batch_size):
+        again_BT = sequence_logp(actors.policy, part.tokens, part.mask_BT, temperature=temperature)
+        gap = max(gap, float(torch.where(part.mask_BT, again_BT - part.logp_old_BT, 0.0).abs().max()))
+    reference_BT = actors.reference_logp(batch.tokens, batch.mask_BT, temperature=temperature)
+    kl = float(torch.where(batch.mask_BT, batch.logp_old_BT - reference_BT, 0.0).abs().max())
+    return {"check/log_ratio_max": float(ranks.max(torch.tensor(gap))), "check/kl_max": float(ranks.max(torch.tensor(kl)))}
+
+
+def train(
+    actors: Actors,
+    prompts: Sequence[Rollout],
+    eval_prompts: Sequence[Rollout],
+    optimizer: Optimizer,
+    best: BestWeights,
+    ranks: Ranks,
+    cfg: PPO,
+    state: State,
+) -> Iterator[Tick]:
+    """One tick per round: sample, score, prepare, learn; before the first round, an evaluation of the start."""
+    stream = Stream(len(prompts), seed=cfg.seed)
+    first_samples: list[dict[str, Any]] = []
+    if eval_prompts and not state.start:
+        start, first_samples = evaluate_policy(
+            actors, eval_prompts, ranks, seed=cfg.seed, step=0, keep=cfg.num_sample_generations
+        )
+        state = replace(state, start=start, best_step=0, best_criterion=start["eval/score"])
+        best.take()
+    while state.step < cfg.max_steps:
+        index, cursor = stream.take(state.cursor, cfg.rollout_batch_size)
+        mine = [(place, prompts[row]) for place, row in enumerate(index)][ranks.rank :: ranks.world]
+        seeds = [seed_of(cfg.seed, "ppo", state.step, place, rollout.conversation.id) for place, rollout in mine]
+        scored = sample_and_score(actors, [rollout for _, rollout in mine], seeds=seeds, policy_version=state.policy_version)
+        with phase("prepare"):
+            batch, moments, facts = prepare(actors, scored, state.moments, cfg, ranks)
+        if state.step == 0:
+            facts |= self_check(actors, next(minibatches(batch, _num_minibatches(cfg), seed=0)), cfg, ranks)
+        with phase("update"):
+            learnt, num_updates = learn(actors, batch, optimizer, ranks, cfg, state.step)
+        state = replace(
+            state,
+            step=state.step + 1,
+            policy_version=state.policy_version + num_updates,
+            cursor=cursor,
+            moments=moments,
+        )
+        samples = [*first_samples, *transcripts(scored, state.step, cfg.num_sample_generations, kind="rollout")]
+        if state.step == 1:
+            facts |= {key.replace("eval/", "start/"): value for key, value in state.start.items()}
+        first_samples = []
+        if eval_prompts and (state.step % cfg.eval_steps == 0 or state.step == cfg.max_steps):
+            with phase("evaluate"):
+                measured, more = evaluate_policy(
+                    actors, eval_prompts, ranks, seed=cfg.seed, step=state.step, keep=cfg.num_sample_generations
+                )
+            state, chosen = consider(state, measured, cfg)
+            if state.best_step == state.step:
+                best.take()
+            facts |= measured | chosen
+            samples += more
+        facts |= {"episode": float(state.step * cfg.rollout_batch_size), "policy_version": float(state.policy_version)}
+        yield Tick(state=state, report={**facts, **learnt, "num_tokens": facts["rollout/num_tokens"]}, samples=samples)
+
+
+def learn(
+    actors: Actors, batch: Batch, optimizer: Optimizer, ranks: Ranks, cfg: PPO, step: int
+) -> tuple[dict[str, float], int]:
+    """All optimizer steps of a round: their summary, and how many there were."""
+    reports: list[dict[str, float]] = []
+    for epoch in range(cfg.num_ppo_epochs):
+        for mini in minibatches(batch, _num_minibatches(cfg), seed=seed_of(cfg.seed, "minibatch", step, epoch)):
+            parts = split_batch(mini, cfg.per_device_train_batch_size)
+            reports.append(update(optimizer, parts, lambda b: loss(actors, b, cfg), ranks=ranks))
+    return summarize(reports), len(reports)
+
+
+def consider(state: State, measured: Mapping[str, float], cfg: PPO) -> tuple[State, dict[str, float]]:
+    """Is this the best step so far by the guarded criterion? The policy before training is step 0, with KL 0."""
+    scale = state.moments.std(ddof=1) if cfg.reward_norm and state.moments.count >= 2 else 1.0
+    beta = cfg.beta * scale if cfg.selection.beta is None else cfg.selection.beta
+    value, _ = criterion(measured, state.start, cfg.selection, beta=beta)
+    if value > state.best_criterion:
+        state = replace(state, best_step=state.step, best_criterion=value)
+    report = {"selection/best_step": float(state.best_step), "selection/refused": float(value == float("-inf"))}
+    return state, report if value == float("-inf") else {**report, "selection/criterion": value}
+
+
+def _num_minibatches(cfg: PPO) -> int:
+    return -(-cfg.rollout_batch_size // cfg.mini_batch_size)
+
+
+def build(cfg: PPO, ranks: Ranks) -> Job:
+    """Load models and prompts and return the job that trains them."""
+    if cfg.mini_batch_size > cfg.rollout_batch_size:
+        raise ConfigError(
+            f"mini_batch_size is {cfg.mini_batch_size}; at most rollout_batch_size={cfg.rollout_batch_size}, the rollouts there are"
+        )
+    if cfg.rollout_batch_size // ranks.world < _num_minibatches(cfg):
+        raise ConfigError(
+            f"{ranks.world} ranks: mini_batch_size={cfg.mini_batch_size} leaves a rank without a rollout; raise it"
+        )
+    actors = build_actors(
+        policy=cfg.policy,
+        reward=cfg.reward,
+        critic=cfg.critic,
+        critic_head=cfg.critic_head,
+        with_critic=True,
+        sampling=cfg.sampling,
+        head_seed=cfg.seed,
+        ranks=ranks,
+    )
+    assert actors.critic is not None
+    prompts = load_prompt_rollouts(cfg.data, actors.template, cfg.max_prompt_length)
+    notes = [f"prompts: {prompts.summary()}"]
+    eval_prompts: tuple[Rollout, ...] = ()
+    if cfg.eval_data is not None:
+        held = load_prompt_rollouts(cfg.eval_data, actors.template, cfg.max_prompt_length)
+        eval_prompts = held.rollouts
+        notes.append(f"selection prompts: {held.summary()}")
+    else:
+        notes.append("no eval_data: the last step is exported, unguarded")
+    updates = cfg.max_steps * cfg.num_ppo_epochs * _num_minibatches(cfg)
+    optimizer = Optimizer(
+        [
+            Group("policy", trainable(actors.policy), cfg.optim),
+            Group("critic", trainable(actors.critic.model), cfg.critic_optim),
+        ],
+        updates,
+    )
+    best = BestWeights(actors.policy)
+
+    def export(folder: Path) -> None:
+        best.put_back()
+        save_model(
+            actors.policy,
+            actors.template.tokenizer,
+            folder / "model",
+            extra={"role": "policy", "template": template_of(cfg.policy)},
+        )
+
+    return Job(
+        title="PPO",
+        steps=cfg.max_steps,
+        start=State(),
+        train=lambda state: train(actors, prompts.rollouts, eval_prompts, optimizer, best, ranks, cfg, state),
+        parts={
+            "policy": ModelPart(actors.policy),
+            "critic": ModelPart(actors.critic.model),
+            "optimizer": optimizer,
+            "best": best,
+        },
+        export=export,
+        notes=notes,
+        restore_state=State.restore,
+        dump_state=State.dump,
+    )

@@ -1,0 +1,197 @@
+"""From a path to records: the config of a data source, and one function for each kind of record.
+
+load_conversations   dialogues that end with the assistant, to learn from
+load_prompts         dialogues that end with the user, to answer
+load_comparisons     pairs of answers to one prompt
+load_unpaired        single answers with a thumb up or down
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from pydantic import Field
+
+from rewarden.data.formats import FORMATS, FormatName, Target, choose
+from rewarden.data.formats.row import BadRow, Drop, Item, Notice
+from rewarden.data.read import Row, Rows, read_rows
+from rewarden.data.records import Labeled, Loaded, Record, opening
+from rewarden.data.split import split_by_prompt
+from rewarden.errors import ConfigError, DataError
+from rewarden.spec import Spec
+from rewarden.types import Comparison, Conversation, Message
+
+__all__ = ["Data", "Labeled", "Loaded", "load_comparisons", "load_conversations", "load_prompts", "load_unpaired"]
+
+
+class Data(Spec):
+    """Where rows come from, and which of them are used."""
+
+    path: str
+    """A .jsonl, .json or .parquet file (also .gz), a folder of them, or a data set on the hub ("Anthropic/hh-rlhf")."""
+    format: Literal["auto"] | FormatName = "auto"
+    """How to read a row. auto: told from the first row; see the table of formats in the docs."""
+    split: str = "train"
+    """Split of a hub data set; of a folder, the files whose name says so."""
+    subset: str | None = None
+    """Configuration of a hub data set; subfolder of a folder."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Column names to read by, and what the file calls them: {prompt: question}."""
+    max_rows: int | None = Field(default=None, ge=1)
+    """At most this many records, the first in file order, counted after dropping. null: all."""
+    holdout_prompts: int = Field(default=0, ge=0)
+    """Number of first prompts to hold out, with all their rows. 0: none."""
+    part: Literal["all", "train", "heldout"] = "all"
+    """Which side of the hold-out to use."""
+    split_seed: int = 0
+    """Chooses the first prompts that are held out."""
+    on_bad_row: Literal["error", "drop"] = "error"
+    """What to do with a row that does not have the form of its format. Known irregularities are dropped and counted anyway."""
+    drop_last_assistant: bool = False
+    """For prompts: take the last assistant turn off a dialogue that ends with one, and count it. false: refuse the row."""
+
+
+def load_conversations(data: Data) -> Loaded[Conversation]:
+    """Dialogues that end with the assistant; of pairs, the chosen side.
+
+    meta["prompt_messages"], where present, is the number of leading messages that are prompt and not learned. Assistant turns
+    that would be learned are never empty.
+
+    Errors: DataError naming file and line; ConfigError when the format holds no dialogues.
+    """
+    return _load(data, "conversations")
+
+
+def load_prompts(data: Data) -> Loaded[Conversation]:
+    """Dialogues that end with the user; columns that did not go into the prompt are in meta, for reward functions.
+
+    Errors: DataError naming file and line, also for a dialogue that ends with the assistant unless `drop_last_assistant`.
+    """
+    return _load(data, "prompts")
+
+
+def load_comparisons(data: Data) -> Loaded[Comparison]:
+    """Pairs whose two sides continue the same prompt and differ.
+
+    Errors: DataError naming file and line; ConfigError when the format holds no pairs.
+    """
+    return _load(data, "comparisons")
+
+
+def load_unpaired(data: Data) -> Loaded[Labeled]:
+    """Answers with a label (TRL's unpaired preference).
+
+    Errors: DataError naming file and line; ConfigError when the format holds no labels.
+    """
+    return _load(data, "unpaired")
+
+
+def _load(data: Data, target: Target) -> Loaded[Any]:
+    if data.part != "all" and data.holdout_prompts == 0:
+        raise ConfigError(f"data: part is {data.part!r} but holdout_prompts is 0; hold out at least 1, or use part: all")
+    rows = read_rows(data.path, split=data.split, subset=data.subset)
+    records, dropped, noticed = _gather(_unique_ids(_items(data, rows, target)), data.max_rows if data.part == "all" else None)
+    noticed += rows.noticed
+    total = len(records) + sum(dropped.values())
+    if data.part != "all":
+        parts = split_by_prompt(records, num_heldout=data.holdout_prompts, seed=data.split_seed)
+        wanted = parts[data.part == "heldout"]
+        dropped["in_the_other_part"] += len(records) - len(wanted)
+        records = list(wanted[: data.max_rows])
+        dropped["beyond_max_rows"] += len(wanted) - len(records)
+    loaded = Loaded(rows=tuple(records), dropped=dict(+dropped), noticed=dict(+noticed), total=total)
+    if not records:
+        raise DataError(f"{data.path}: no {target} are left ({loaded.summary()}); check the file and `format`")
+    return loaded
+
+
+def _gather(items: Iterator[Item], max_rows: int | None) -> tuple[list[Record], Counter[str], Counter[str]]:
+    """Records, dropped and noticed; reading stops at `max_rows` records."""
+    records: list[Record] = []
+    dropped: Counter[str] = Counter()
+    noticed: Counter[str] = Counter()
+    for item in items:
+        if isinstance(item, Notice):
+            noticed[item.what] += 1
+        elif isinstance(item, Drop):
+            dropped[item.reason] += 1
+        else:
+            records.append(item)
+            if len(records) == max_rows:
+                break
+    return records, dropped, noticed
+
+
+def _items(data: Data, rows: Rows, target: Target) -> Iterator[Item]:
+    """What the adapters make of all rows; bad rows become a Drop or an error, as the config says."""
+    name, seen = "", set[Hashable]()
+    for row in rows:
+        row = _renamed(row, data.columns)
+        name = name or choose(data.format, row, target)
+        format = FORMATS[name]
+        adapter = format.adapter(target)
+        assert adapter is not None  # `choose` answers only with formats that have one
+        try:
+            items = list(adapter(row))
+            if target == "prompts":
+                items = [new for item in items for new in _ending_with_user(item, row, data.drop_last_assistant)]
+        except BadRow as error:
+            if data.on_bad_row == "error":
+                how = f"format {name!r}" + (", told from the first row" if data.format == "auto" else "")
+                raise DataError(f"{error} [{how}; on_bad_row: drop leaves such rows out]") from error
+            items = [Drop(error.reason)]
+        if format.once and target in ("conversations", "prompts"):
+            items = [_first_time(item, format.once, seen) for item in items]
+        yield from items
+
+
+def _renamed(row: Row, columns: Mapping[str, str]) -> Row:
+    """The row under the names of `columns`; "where" must stay free, because meta["where"] says where the row stands."""
+    if "where" in row.fields and "where" not in columns.values():
+        raise DataError(f"{row.where}: a column is named 'where', which Rewarden fills itself; set columns: {{place: where}}")
+    if not columns:
+        return row
+    absent = [old for old in columns.values() if old not in row.fields]
+    if absent:
+        raise DataError(f"{row.where}: columns names {absent[0]!r}, which the row lacks; it has {', '.join(row.fields)}")
+    new_name = {old: new for new, old in columns.items()}
+    return replace(row, fields={new_name.get(key, key): value for key, value in row.fields.items()})
+
+
+def _ending_with_user(item: Item, row: Row, drop_last: bool) -> list[Item]:
+    """A prompt as it must be: one that ends with the assistant is refused, or loses that turn and is noticed."""
+    if not isinstance(item, Conversation) or item.messages[-1].role == "user":
+        return [item]
+    if item.messages[-1].role == "system":
+        raise BadRow(row.where, "ends_with_system", "the prompt is a system message alone; it must end with a user message")
+    if not drop_last:
+        raise BadRow(
+            row.where,
+            "ends_with_assistant",
+            f"a prompt of {len(item.messages)} turns ends with the assistant; it must end with the user. "
+            "Set drop_last_assistant: true to take the last turn off",
+        )
+    return [Notice("last_assistant_turn_dropped"), replace(item, messages=item.messages[:-1])]
+
+
+def _first_time(item: Item, key: Callable[[tuple[Message, ...]], Hashable], seen: set[Hashable]) -> Item:
+    if isinstance(item, Drop | Notice):
+        return item
+    value = key(opening(item))
+    if value in seen:
+        return Drop("repeated_user_turns")
+    seen.add(value)
+    return item
+
+
+def _unique_ids(items: Iterator[Item]) -> Iterator[Item]:
+    """The second record of an id gets the id ID~2, and so on: seeds are made from ids, and equal ids would share them."""
+    times: Counter[str] = Counter()
+    for item in items:
+        if not isinstance(item, Drop | Notice):
+            times[item.id] += 1
+            if times[item.id] > 1:
+                yield Notice("repeated_id")
+                item = replace(item, id=f"{item.id}~{times[item.id]}")
+        yield item

@@ -1,0 +1,79 @@
+"""Every formula of the library, once: pure functions of tensors; no configs, logging, randomness or process groups."""
+
+from rewarden.maths.bestofn import best_of_n_kl, expected_best_of_n
+from rewarden.maths.ensemble import (
+    disagreement,
+    lower_bound,
+    mean,
+    median,
+    soft_worst_case,
+    variance_penalty,
+    worst_case,
+)
+from rewarden.maths.kl import k1, k2, k3
+from rewarden.maths.logprobs import align, chunked_token_logp, token_entropy, token_logp
+from rewarden.maths.masking import masked_mean, masked_var, whiten
+from rewarden.maths.moments import Moments
+from rewarden.maths.policy import clipped_surrogate, is_clipped
+from rewarden.maths.preference import bradley_terry, dpo_loss, ipo_loss, reward_centering
+from rewarden.maths.relative import log_ratio_gap, relative_loss
+from rewarden.maths.returns import gae, token_rewards
+from rewarden.maths.stats import (
+    WinCounts,
+    accuracy_with_ties,
+    alpaca_eval_preference,
+    bootstrap_interval,
+    discrete_win_rate,
+    expected_calibration_error,
+    standard_error,
+    wilson_interval,
+    win_counts,
+    win_rate,
+)
+from rewarden.maths.value import clipped_value_loss, explained_variance, is_value_clipped
+
+__all__ = [
+    "Moments",
+    "WinCounts",
+    "accuracy_with_ties",
+    "align",
+    "alpaca_eval_preference",
+    "best_of_n_kl",
+    "bootstrap_interval",
+    "bradley_terry",
+    "chunked_token_logp",
+    "clipped_surrogate",
+    "clipped_value_loss",
+    "discrete_win_rate",
+    "disagreement",
+    "dpo_loss",
+    "expected_best_of_n",
+    "expected_calibration_error",
+    "explained_variance",
+    "gae",
+    "ipo_loss",
+    "is_clipped",
+    "is_value_clipped",
+    "k1",
+    "k2",
+    "k3",
+    "log_ratio_gap",
+    "lower_bound",
+    "masked_mean",
+    "masked_var",
+    "mean",
+    "median",
+    "relative_loss",
+    "reward_centering",
+    "soft_worst_case",
+    "standard_error",
+    "token_entropy",
+    "token_logp",
+    "token_rewards",
+    "variance_penalty",
+    "whiten",
+    "wilson_interval",
+    "win_counts",
+    "win_rate",
+    "worst_case",
+]

@@ -1,0 +1,1 @@
+"""Loading, adapting, running and saving language models, reward models and critics."""

@@ -1,0 +1,243 @@
+"""Activations below the lowest trainable layer, computed once per row and kept on disk.
+
+When only the top layers and the head train, every epoch repeats the same lower layers on the same rows. The cache stores
+what enters the lowest trainable layer, or, when the head alone trains, the final hidden state of the last token.
+
+An entry is found by a hash of the frozen weights (values, shapes, dtypes, model config, layer) and of the row's ids, and it
+carries both, so an entry of other weights is never used: a moved, renamed or damaged one is refused.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from rewarden.errors import ConfigError, DataError
+from rewarden.models.forward import MAX_TOKENS, check_lengths, length_buckets
+from rewarden.models.trunk import decoder_layers, final_hidden, final_norm, trunk_of
+from rewarden.types import TokenBatch
+
+# Keys of a config that change no activation.
+_INERT = frozenset(
+    {"_name_or_path", "architectures", "dtype", "id2label", "label2id", "pad_token_id", "problem_type", "transformers_version"}
+)
+
+
+class _PassOn(nn.Module):
+    """Stands in for a decoder layer that need not run."""
+
+    def forward(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
+        return hidden_states
+
+
+class _Inject(nn.Module):
+    """Stands in for the layer below the lowest trainable one: its output is the cached activations."""
+
+    def __init__(self, hidden_BTD: Tensor) -> None:
+        super().__init__()
+        self.hidden_BTD = hidden_BTD
+
+    def forward(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
+        return self.hidden_BTD
+
+
+@contextmanager
+def _replaced(layers: nn.ModuleList, stand_ins: dict[int, nn.Module]) -> Iterator[None]:
+    """Some layers swapped for others inside the block."""
+    kept = {index: layers[index] for index in stand_ins}
+    try:
+        for index, module in stand_ins.items():
+            layers[index] = module
+        yield
+    finally:
+        for index, module in kept.items():
+            layers[index] = module
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Every module in evaluation mode inside: cached activations must not carry a dropout draw."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+class FeatureCache:
+    """Frozen activations of token rows on disk under `folder`, for `sequence_scores(model, tokens, features=...)`.
+
+    level: index of the lowest trainable decoder layer; as many as there are layers if only what follows them trains.
+    last_only: nothing in the trunk trains, so one final hidden state per row is kept.
+    computed, read: rows so far that were computed, and that came from disk.
+
+    Errors: ConfigError when the lowest layer or the embeddings train, or when the architecture cannot be cut between layers.
+    """
+
+    def __init__(self, folder: str | Path, model: nn.Module) -> None:
+        self.model = model
+        self.level, self.last_only = _lowest_trainable(model)
+        self.computed = 0
+        self.read = 0
+        if self.level == 0:
+            raise ConfigError(
+                "cached features need frozen lower layers, but the lowest layer or the embeddings train; set lora_layers or "
+                "trainable_layers"
+            )
+        self._stamp = self._versions()
+        self.weights = self._fingerprint()
+        self.folder = Path(folder) / self.weights[:32]
+        self._check_cut()
+
+    def last_hidden(self, model: nn.Module, tokens: TokenBatch) -> Callable[[Tensor, Tensor, int], Tensor]:
+        """(rows, lengths, longest) -> the final hidden state at each row's last token, through the trainable layers.
+
+        Errors: DataError when the cache was made for another model, or the frozen weights or what trains have changed since.
+        """
+        if model is not self.model:
+            raise DataError("these cached features belong to another model object; make a FeatureCache for this one")
+        if self._versions() != self._stamp or _lowest_trainable(model) != (self.level, self.last_only):
+            raise DataError("frozen weights, or what trains, changed since the feature cache was made; make a new FeatureCache")
+        entries = self._entries(tokens)
+        ids_BT = tokens.ids_BT.masked_fill(~tokens.mask_BT, 0)
+
+        def source(row_b: Tensor, length_b: Tensor, longest: int) -> Tensor:
+            cached = [entries[row].to(ids_BT.device) for row in row_b.tolist()]
+            if self.last_only:
+                return torch.cat(cached)
+            hidden_bTD = nn.utils.rnn.pad_sequence(cached, batch_first=True)
+            upper_bTD = self._upper(ids_BT[row_b, :longest], hidden_bTD)
+            return upper_bTD[torch.arange(len(row_b), device=row_b.device), length_b - 1]
+
+        return source
+
+    def _upper(self, ids_BT: Tensor, hidden_BTD: Tensor) -> Tensor:
+        """The trainable layers on cached activations; the ids only give shapes and positions."""
+        stand_ins: dict[int, nn.Module] = {index: _PassOn() for index in range(self.level - 1)}
+        with _replaced(decoder_layers(self.model), {**stand_ins, self.level - 1: _Inject(hidden_BTD)}):
+            return final_hidden(trunk_of(self.model), ids_BT)
+
+    @torch.no_grad()
+    def _lower(self, ids_BT: Tensor) -> Tensor:
+        """What leaves the highest frozen layer, or the final hidden states when the whole trunk is frozen."""
+        layers, trunk = decoder_layers(self.model), trunk_of(self.model)
+        with _evaluating(self.model):
+            if self.last_only:
+                return final_hidden(trunk, ids_BT)
+            seen: list[Tensor] = []
+            hook = layers[self.level - 1].register_forward_hook(lambda module, args, output: seen.append(output))
+            try:
+                with _replaced(layers, {index: _PassOn() for index in range(self.level, len(layers))}):
+                    final_hidden(trunk, ids_BT)
+            finally:
+                hook.remove()
+        return seen[0]
+
+    @torch.no_grad()
+    def _check_cut(self) -> None:
+        """Cutting between two layers must change nothing; some architectures pass more than hidden states along."""
+        if self.last_only:
+            return
+        embeddings: Any = trunk_of(self.model).get_input_embeddings()
+        ids_BT = torch.tensor([[1, 2, 3, 0]], device=embeddings.weight.device) % embeddings.num_embeddings
+        with _evaluating(self.model):
+            whole_BTD = final_hidden(trunk_of(self.model), ids_BT)
+            lower_BTD = self._lower(ids_BT)
+            fits = isinstance(lower_BTD, Tensor) and torch.allclose(
+                self._upper(ids_BT, lower_BTD), whole_BTD, rtol=1e-4, atol=1e-4
+            )
+        if not fits:
+            raise ConfigError(
+                f"{type(trunk_of(self.model)).__name__} cannot be cut between two layers; turn cached features off for it"
+            )
+
+    def _frozen(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and values of everything the cached activations depend on."""
+        layers, trunk = decoder_layers(self.model), trunk_of(self.model)
+        above = {id(parameter) for layer in layers[self.level :] for parameter in layer.parameters()}
+        if not self.last_only:
+            above |= {id(parameter) for parameter in final_norm(self.model).parameters()}
+        return ((name, parameter) for name, parameter in trunk.named_parameters() if id(parameter) not in above)
+
+    def _versions(self) -> tuple[int, ...]:
+        # torch counts in-place writes to a tensor; a restored or trained weight shows here.
+        return tuple(parameter._version for _, parameter in self._frozen())
+
+    def _fingerprint(self) -> str:
+        """Hash of frozen weights, model config and cut."""
+        config = trunk_of(self.model).config
+        facts = {key: value for key, value in config.to_dict().items() if key not in _INERT}
+        cut = [self.level, self.last_only, getattr(config, "_attn_implementation", None)]
+        digest = hashlib.blake2b(json.dumps([facts, cut], sort_keys=True, default=str).encode(), digest_size=32)
+        for name, parameter in self._frozen():
+            digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
+            digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    def _entries(self, tokens: TokenBatch) -> list[Tensor]:
+        """The cached activations of every row, computing and writing what is not there yet."""
+        lengths = tokens.length_B.tolist()
+        check_lengths(self.model, lengths)
+        ids = [tuple(row[:length]) for row, length in zip(tokens.ids_BT.tolist(), lengths, strict=True)]
+        files = [self._file(row) for row in ids]
+        found = [self._read(file, row) if file.exists() else None for file, row in zip(files, ids, strict=True)]
+        absent = [row for row, entry in enumerate(found) if entry is None]
+        self.read += len(ids) - len(absent)
+        self.computed += len(absent)
+        for group in length_buckets([lengths[row] for row in absent], max_tokens=MAX_TOKENS):
+            rows = [absent[index] for index in group]
+            ids_bT = tokens.ids_BT[rows, : lengths[rows[0]]].masked_fill(~tokens.mask_BT[rows, : lengths[rows[0]]], 0)
+            for row, hidden_TD in zip(rows, self._lower(ids_bT), strict=True):
+                first = lengths[row] - 1 if self.last_only else 0
+                entry = hidden_TD[first : lengths[row]].cpu().clone()
+                self._write(files[row], ids[row], entry)
+                found[row] = entry
+        return [entry for entry in found if entry is not None]
+
+    def _file(self, ids: tuple[int, ...]) -> Path:
+        key = _ids_hash(ids)
+        return self.folder / key[:2] / f"{key}.safetensors"
+
+    def _read(self, file: Path, ids: tuple[int, ...]) -> Tensor:
+        try:
+            with safe_open(file, "pt") as opened:
+                facts, entry = opened.metadata() or {}, opened.get_tensor("hidden")
+        except SafetensorError as error:
+            raise DataError(f"{file} is truncated or damaged ({error}); delete it, it is computed again") from error
+        if facts.get("weights") != self.weights or facts.get("ids") != _ids_hash(ids):
+            raise DataError(f"{file} holds activations of other weights or another row; delete it, it is computed again")
+        return entry
+
+    def _write(self, file: Path, ids: tuple[int, ...], entry: Tensor) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_suffix(f".writing-{os.getpid()}")
+        save_file({"hidden": entry}, draft, metadata={"weights": self.weights, "ids": _ids_hash(ids)})
+        os.replace(draft, file)
+
+
+def _ids_hash(ids: tuple[int, ...]) -> str:
+    return hashlib.blake2b(json.dumps(ids).encode(), digest_size=20).hexdigest()
+
+
+def _lowest_trainable(model: nn.Module) -> tuple[int, bool]:
+    """(index of the lowest layer that trains, or the number of layers; whether nothing in the trunk trains)."""
+    layers, trunk = decoder_layers(model), trunk_of(model)
+    trained = {id(parameter) for parameter in trunk.parameters() if parameter.requires_grad}
+    if not trained:
+        return len(layers), True
+    of_layer = [{id(parameter) for parameter in layer.parameters()} for layer in layers]
+    of_norm = {id(parameter) for parameter in final_norm(model).parameters()}
+    if trained - of_norm - set().union(*of_layer):
+        return 0, False
+    return next((index for index, own in enumerate(of_layer) if own & trained), len(layers)), False

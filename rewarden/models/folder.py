@@ -1,0 +1,134 @@
+"""What lies in a checkpoint: files, tensor names, the card; damage is found before anything is loaded."""
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers.utils import cached_file, logging
+
+from rewarden.errors import ConfigError
+
+CARD = "rewarden.json"
+FULL = "model.safetensors"
+ADAPTER = "adapter_model.safetensors"
+PICKLES = {FULL: ("pytorch_model.bin", "pytorch_model.bin.index.json"), ADAPTER: ("adapter_model.bin",)}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' bars and load reports: what was missing or left over is checked here and raised.
+
+    Also without the warning that peft asks transformers for an attribute under its old name.
+    """
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def find(path: str, name: str, revision: str | None = None) -> Path | None:
+    """The file `name` of a folder or hub id, or None if the checkpoint has none.
+
+    Errors: ConfigError when `path` is neither a folder nor a reachable or cached hub id.
+    """
+    if Path(path).is_dir():
+        file = Path(path) / name
+        return file if file.exists() else None
+    if Path(path).exists():
+        raise ConfigError(f"{path} is a file; give a folder, a hub id, or a .gguf file")
+    found = _hub_file(path, name, revision)
+    if found is None and not any(_hub_file(path, known, revision) for known in ("config.json", "adapter_config.json")):
+        raise ConfigError(f"{path!r} is not a folder, and the hub has no such model, or it is not in the local cache; check it")
+    return found
+
+
+def _hub_file(path: str, name: str, revision: str | None) -> Path | None:
+    try:
+        with quiet():
+            found = cached_file(path, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path!r} is not a folder, and the hub has no such model: {first_line(error)}") from error
+    return Path(found) if found else None
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, for quoting inside ours."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def is_adapter(path: str, revision: str | None = None) -> bool:
+    """Whether `path` holds a PEFT adapter and no full model."""
+    return find(path, "adapter_config.json", revision) is not None and find(path, "config.json", revision) is None
+
+
+def weight_files(path: str, name: str = FULL, revision: str | None = None) -> list[Path]:
+    """The safetensors files of a checkpoint, all shards.
+
+    Errors: ConfigError for a missing shard, pickles only, or no weights at all.
+    """
+    single = find(path, name, revision)
+    if single is not None:
+        return [single]
+    index = find(path, f"{name}.index.json", revision)
+    if index is not None:
+        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        found = {shard: find(path, shard, revision) for shard in shards}
+        if missing := [shard for shard, file in found.items() if file is None]:
+            raise ConfigError(f"{path}: {index.name} names {', '.join(missing)}, not there; copy the missing shards")
+        return [file for file in found.values() if file is not None]
+    for pickle in PICKLES[name]:
+        if find(path, pickle, revision) is not None:
+            raise ConfigError(
+                f"{path} holds {pickle} only, a pickle, which can run code when it is opened; safetensors is needed. If you "
+                "trust it, convert it once with transformers or peft: from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+            )
+    raise ConfigError(f"{path} holds no {name}; give a folder that save_pretrained or save_model wrote")
+
+
+def tensor_shapes(files: list[Path]) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor in safetensors files, from the headers.
+
+    Errors: ConfigError for a truncated or damaged file.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        try:
+            with safe_open(file, "pt") as opened:
+                shapes |= {key: tuple(opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            size = file.stat().st_size
+            raise ConfigError(f"{file} ({size} bytes) is truncated or damaged: {error}; copy or download it again") from error
+    return shapes
+
+
+def read_tensor(files: list[Path], key: str) -> torch.Tensor:
+    """One tensor, bit for bit."""
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            if key in opened.keys():  # noqa: SIM118
+                return opened.get_tensor(key)
+    raise ConfigError(f"{', '.join(str(file) for file in files)}: no tensor {key!r}")
+
+
+def head_key(shapes: dict[str, tuple[int, ...]]) -> str | None:
+    """The name under which the checkpoint stores the scalar head, plain or as a PEFT module_to_save; None if it has none."""
+    names = [key for key in shapes if key == "score.weight" or key.endswith(".score.weight")]
+    return min(names, key=len) if names else None
+
+
+def read_card(folder: str | Path) -> dict[str, Any]:
+    """`rewarden.json` of a folder (role, template kind, extras), or {} where there is none, as for hub ids."""
+    file = Path(folder) / CARD
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

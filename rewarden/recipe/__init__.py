@@ -1,0 +1,1 @@
+"""Reading, showing and running recipes; see docs/recipes.md."""

@@ -1,0 +1,64 @@
+"""What every scorer does with a conversation: find the answer, show a row in an error, make a checked Score."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from rewarden.errors import ScoreError
+from rewarden.types import Conversation, Message, Score
+
+SHOWN = 200
+
+
+def split_answer(conversation: Conversation) -> tuple[tuple[Message, ...], Message]:
+    """The messages before the last one, and the last one, which must be the assistant's.
+
+    Errors: ScoreError naming the row when the conversation is empty or ends with someone else.
+    """
+    messages = conversation.messages
+    if not messages or messages[-1].role != "assistant":
+        last = f"ends with {messages[-1].role!r}" if messages else "is empty"
+        raise ScoreError(f"{where_of(conversation)}: the conversation {last}; a scorer needs one that ends with 'assistant'")
+    return messages[:-1], messages[-1]
+
+
+def where_of(conversation: Conversation) -> str:
+    """File and line of the row when known, and its id."""
+    where = conversation.meta.get("where")
+    return f"{where} (row {conversation.id})" if where else f"row {conversation.id}"
+
+
+def shown(conversation: Conversation) -> str:
+    """The row for an error message: its last two messages, shortened, and its columns."""
+    lines = [f"  {message.role}: {_short(message.text)}" for message in conversation.messages[-2:]]
+    columns = {key: value for key, value in conversation.meta.items() if key != "where"}
+    return "\n".join([*lines, *(f"  {key}: {_short(str(value))}" for key, value in columns.items())])
+
+
+def ok(
+    value: float,
+    conversation: Conversation,
+    scorer: str,
+    *,
+    members: Sequence[float] = (),
+    parts: Mapping[str, float] | None = None,
+    hint: str = "",
+) -> Score:
+    """A score with status "ok".
+
+    Errors: ScoreError with the row shown when the value or a member is not finite; `hint` ends its first line.
+    """
+    if not all(math.isfinite(number) for number in (value, *members)):
+        got = f"{value}" if math.isfinite(value) or not members else f"{value} (members {list(members)})"
+        raise ScoreError(
+            f"{scorer}: got {got} for {where_of(conversation)}; a score is a finite number{hint}\n{shown(conversation)}"
+        )
+    return Score(value=value, members=tuple(members), parts=dict(parts or {}))
+
+
+def without_value(status: str) -> Score:
+    """A score that says in a word why there is no value; the value itself is NaN, so it cannot be averaged unnoticed."""
+    return Score(value=math.nan, status=status)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)")

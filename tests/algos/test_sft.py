@@ -1,0 +1,110 @@
+import math
+
+import pytest
+import torch
+
+from rewarden.algos import sft
+from rewarden.algos.rows import encode_rows
+from rewarden.algos.sft import SFT
+from rewarden.data.sources import Data, load_conversations
+from rewarden.errors import DataError
+from rewarden.models.load import Model, load_tokenizer
+from rewarden.runtime.ranks import Ranks
+from rewarden.text.render import load_template
+from rewarden.types import Conversation, Message
+
+CPU = torch.device("cpu")
+
+
+def config(files, **changes) -> SFT:
+    fields = {
+        "model": Model(model_name_or_path=str(files.policy)),
+        "data": Data(path=str(files.dialogues)),
+        "eval_data": Data(path=str(files.heldout)),
+        "optim": {"learning_rate": 4e-3},
+        "train_batch_size": 8,
+    }
+    return SFT(**{**fields, **changes})
+
+
+def test_the_loss_is_the_mean_cross_entropy_of_assistant_tokens_and_their_end(world_files):
+    """Against torch's cross_entropy on labels written from the token strings, not from spans."""
+    cfg = config(world_files)
+    job = sft.build(cfg, Ranks.single("cpu"))
+    tokenizer = load_tokenizer(cfg.model)
+    template = load_template(tokenizer, "chat")
+    rows = encode_rows(load_conversations(cfg.data).rows[:4], template, None, "error").rows
+    model = job.parts["policy"].model
+    total = count = 0.0
+    for row in rows:
+        labels, inside = [], False
+        for word in tokenizer.convert_ids_to_tokens(list(row.token_ids)):
+            labels.append(tokenizer.convert_tokens_to_ids(word) if inside else -100)
+            inside = (inside or word == "<|assistant|>") and word != "<|end|>"
+        ids = torch.tensor([row.token_ids])
+        with torch.no_grad():
+            logits = model(ids).logits[0, :-1]
+        total += float(torch.nn.functional.cross_entropy(logits, torch.tensor(labels[1:]), reduction="sum"))
+        count += sum(label != -100 for label in labels)
+    batch = sft.prepare(rows, CPU)
+    term = sft.loss(model, batch)["nll"]
+    assert int(batch.counts()["nll"]) == count
+    assert float((term.value_BT * term.mask_BT).sum()) / count == pytest.approx(total / count, abs=1e-5)
+
+
+def test_an_epoch_visits_every_row_once_and_learns(world_files):
+    cfg = config(world_files, num_train_epochs=3)
+    job = sft.build(cfg, Ranks.single("cpu"))
+    ticks = list(job.train(job.start))
+    assert len(ticks) == job.steps == 3 * math.ceil(48 / 8)
+    per_epoch = [sum(t.report["num_tokens"] for t in ticks[i : i + 6]) for i in (0, 6, 12)]
+    assert per_epoch[0] == per_epoch[1] == per_epoch[2]
+    assert ticks[-1].report["eval/nll"] < ticks[0].report["loss/nll"] - 0.5
+    assert ticks[0].report["loss/nll"] == pytest.approx(math.log(116), abs=1.5)
+
+
+def test_stopping_and_going_on_takes_the_same_batches(world_files):
+    cfg = config(world_files)
+    job = sft.build(cfg, Ranks.single("cpu"))
+    whole = [tick.report["num_tokens"] for tick in job.train(job.start)]
+    again = sft.build(cfg, Ranks.single("cpu"))
+    later = [tick.report["num_tokens"] for tick in again.train(sft.State(step=3))]
+    assert later == whole[3:]
+
+
+def row(*texts, **meta):
+    roles = ("user", "assistant")
+    messages = tuple(Message(role=roles[i % 2], text=text) for i, text in enumerate(texts))
+    return Conversation(id="r", messages=messages, meta={"where": "file:7", **meta})
+
+
+@pytest.fixture
+def template(world_files):
+    return load_template(load_tokenizer(Model(model_name_or_path=str(world_files.policy))), "chat")
+
+
+def test_long_rows_are_dropped_cut_or_refused_and_counted(template):
+    short, long = row("I see.", "Of course."), row("I see.", "Of course. Of course. Of course. Of course.")
+    dropped = encode_rows([short, long], template, 10, "drop")
+    assert [len(r.token_ids) for r in dropped.rows] == [9]
+    assert dropped.dropped == {"longer than 10 tokens dropped": 1}
+    cut = encode_rows([short, long], template, 10, "truncate")
+    assert [len(r.token_ids) for r in cut.rows] == [9, 10]
+    assert cut.dropped == {"cut at 10 tokens": 1}
+    with pytest.raises(DataError, match=r"file:7: 18 tokens; at most max_length=10"):
+        encode_rows([short, long], template, 10, "error")
+
+
+def test_a_row_cut_before_its_answer_is_dropped_and_counted(template):
+    out = encode_rows([row("I see.", "Of course.")], template, 4, "truncate")
+    assert not out.rows
+    assert out.dropped == {"cut at 4 tokens": 1, "without a target token dropped": 1}
+
+
+def test_only_the_completion_of_a_prompt_completion_row_is_a_target(template):
+    texts = ("I see.", "Of course.", "I see.", "Thank you.")
+    all_turns = sft.prepare(encode_rows([row(*texts)], template, None, "error").rows, CPU)
+    last_only = sft.prepare(encode_rows([row(*texts, prompt_messages=3)], template, None, "error").rows, CPU)
+    assert int(all_turns.target_BT.sum()) == 8
+    assert int(last_only.target_BT.sum()) == 4
+    assert not bool((last_only.target_BT & ~all_turns.target_BT).any())
