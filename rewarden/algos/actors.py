@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,11 @@ from rewarden.models.reward import RewardModel, load_reward_model
 from rewarden.protocols import Scorer
 from rewarden.rollout.hf import HFSampler, Sampling
 from rewarden.runtime.ranks import Ranks
-from rewarden.scoring import SCORERS
-from rewarden.spec import parse
+from rewarden.scoring import build_scorer
 from rewarden.text.render import Template, load_template
 from rewarden.types import Rollout, TokenBatch
+
+Head = Literal["saved", "fresh"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,7 @@ def build_actors(
     policy: Model,
     reward: Mapping[str, Any],
     critic: Model | None,
-    critic_head: str | None,
+    critic_head: Head | None,
     with_critic: bool,
     sampling: Sampling,
     head_seed: int,
@@ -89,7 +90,7 @@ def build_actors(
     tokenizer = load_tokenizer(policy)
     template = load_template(tokenizer, template_of(policy))
     model = load_policy(policy).to(ranks.device).eval()
-    scorer = parse(SCORERS, reward, "reward").build()
+    scorer = build_scorer(reward, "reward")
     critic_model = None
     if with_critic:
         spec, head = critic_start(policy, reward, critic, critic_head, tokenizer)
@@ -106,8 +107,12 @@ def build_actors(
 
 
 def critic_start(
-    policy: Model, reward: Mapping[str, Any], critic: Model | None, critic_head: str | None, tokenizer: Any
-) -> tuple[Model, str]:
+    policy: Model,
+    reward: Mapping[str, Any],
+    critic: Model | None,
+    critic_head: Head | None,
+    tokenizer: Any,
+) -> tuple[Model, Head]:
     """Which weights and head the critic starts from: (model, "saved" or "fresh")."""
     if critic is not None:
         return critic, critic_head or "saved"

@@ -19,16 +19,16 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from rewarden.algos.actors import Actors, build_actors, load_prompt_rollouts
 from rewarden.algos.evaluation import evaluate_policy, sample_and_score, transcripts
-from rewarden.algos.scores import STD_FLOOR, merged, process_scores
+from rewarden.algos.scores import merged, process_scores
 from rewarden.algos.selection import BestWeights, Selection, criterion
 from rewarden.data.sources import Data
 from rewarden.data.stream import Cursor, Stream
-from rewarden.errors import ConfigError
+from rewarden.errors import ConfigError, ScoreError
 from rewarden.maths import (
     Moments,
     clipped_surrogate,
@@ -50,6 +50,7 @@ from rewarden.runtime.optim import Group, Optim, Optimizer
 from rewarden.runtime.ranks import Ranks
 from rewarden.runtime.seed import generator, seed_of
 from rewarden.runtime.step import split_batch, summarize, update
+from rewarden.scoring import parse_scorer
 from rewarden.spec import Spec
 from rewarden.text.collate import collate, role_mask
 from rewarden.types import Rollout, ScoredRollout, Term, TokenBatch
@@ -122,6 +123,12 @@ class PPO(Spec):
     seed: int = 0
     """Order of prompts, sampling and minibatches."""
 
+    @field_validator("reward")
+    @classmethod
+    def _known_scorer(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        parse_scorer(raw, "reward")
+        return raw
+
     def build(self, ranks: Ranks) -> Job:
         """Load models and prompts; see `build`."""
         return build(self, ranks)
@@ -163,7 +170,7 @@ class State:
 
     step: int = 0
     policy_version: int = 0
-    cursor: Cursor = Cursor(epoch=0, index=0)
+    cursor: Cursor = field(default_factory=Cursor)
     moments: Moments = field(default_factory=Moments)
     start: Mapping[str, float] = field(default_factory=dict)
     best_step: int = -1
@@ -185,30 +192,32 @@ def prepare(
 ) -> tuple[Batch, Moments, dict[str, float]]:
     """Scored rollouts -> tensors, advantages, and the round's facts. No gradient, no randomness.
 
-    Rollouts whose score does not apply stay out of every mean and every gradient and are counted.
+    Rollouts whose score does not apply stay out of the batch and are counted.
     """
-    rollouts = [item.rollout for item in scored]
-    usable_B = torch.tensor([item.score.status == "ok" for item in scored], device=ranks.device)
+    usable = [item for item in scored if item.score.status == "ok"]
+    if not ranks.sum(len(usable)):
+        states = sorted({item.score.status for item in scored})
+        raise ScoreError(f"none of the round's rollouts has a score ({', '.join(states)}); check the reward and its limits")
+    rollouts = [item.rollout for item in usable]
     tokens = collate([rollout.token_ids for rollout in rollouts]).to(ranks.device)
-    sampled_BT = role_mask([rollout.spans for rollout in rollouts], tokens.ids_BT.shape[1], sampled=True).to(ranks.device)
-    mask_BT = sampled_BT & usable_B.unsqueeze(1)
+    mask_BT = role_mask([rollout.spans for rollout in rollouts], tokens.ids_BT.shape[1], sampled=True).to(ranks.device)
     temperature = actors.sampler.sampling.temperature
     logp_BT, entropy_BT = sequence_logp_entropy(actors.policy, tokens, mask_BT, temperature=temperature)
     logp_ref_BT = actors.reference_logp(tokens, mask_BT, temperature=temperature)
     assert actors.critic is not None
     value_BT = torch.where(mask_BT, sequence_values(actors.critic.model, tokens), 0.0)
 
-    raw_B = torch.tensor([item.score.value if item.score.status == "ok" else 0.0 for item in scored], device=ranks.device)
-    cut_B = torch.tensor([rollout.stop == "length" for rollout in rollouts], device=ranks.device)
+    raw_B = torch.tensor([item.score.value for item in usable], device=ranks.device)
     if cfg.missing_eos_penalty is not None:
+        cut_B = torch.tensor([rollout.stop == "length" for rollout in rollouts], device=ranks.device)
         raw_B = raw_B - cfg.missing_eos_penalty * cut_B
-    moments = moments.merge(merged(Moments().update(raw_B[usable_B]), ranks))
+    moments = moments.merge(merged(Moments().update(raw_B), ranks))
     score_B, clipped_B = process_scores(raw_B, moments, normalize=cfg.reward_norm, clip=cfg.reward_clip)
 
     reward_BT = token_rewards(score_B, logp_BT, logp_ref_BT, mask_BT, beta=cfg.beta)
     advantage_BT, return_BT = gae(reward_BT, value_BT, mask_BT, gamma=cfg.gamma, lam=cfg.lam)
     spread = merged(Moments().update(advantage_BT[mask_BT]), ranks)
-    whitened_BT = torch.where(mask_BT, (advantage_BT - spread.mean) / max(spread.std(ddof=0), STD_FLOOR), 0.0)
+    whitened_BT = torch.where(mask_BT, (advantage_BT - spread.mean) / spread.std(ddof=0), 0.0)
     batch = Batch(
         tokens=tokens,
         mask_BT=mask_BT,
@@ -218,58 +227,54 @@ def prepare(
         return_BT=return_BT,
     )
     sampler_BT = torch.zeros_like(logp_BT)
-    sampler_BT[sampled_BT] = torch.tensor([lp for r in rollouts for lp in r.logp_sampler], device=ranks.device)
+    sampler_BT[mask_BT] = torch.tensor([logp for r in rollouts for logp in r.logp_sampler], device=ranks.device)
     gap_BT = torch.where(mask_BT, (sampler_BT - logp_BT).abs(), 0.0)
-    sums = {
-        "rows": torch.tensor(float(len(rollouts)), device=ranks.device),
-        "usable": usable_B.sum().float(),
-        "tokens": mask_BT.sum().float(),
-        "sampled": sampled_BT.sum().float(),
-        "raw": (raw_B * usable_B).sum(),
-        "raw_square": (raw_B.double() ** 2 * usable_B).sum(),
-        "score": (score_B * usable_B).sum(),
-        "clipped": (clipped_B * usable_B).sum(),
-        "reward": reward_BT.sum(),
-        "k1": (k1(logp_BT, logp_ref_BT) * mask_BT).sum(),
-        "k3": (k3(logp_BT, logp_ref_BT) * mask_BT).sum(),
-        "entropy": (entropy_BT * mask_BT).sum(),
-        "value": (value_BT * mask_BT).sum(),
-        "return": (return_BT * mask_BT).sum(),
-        "advantage_std": torch.tensor(spread.std(ddof=0) / ranks.world, device=ranks.device),
-        "explained": explained_variance(value_BT, return_BT, mask_BT) / ranks.world,
-        "cut": cut_B.sum().float(),
-        "gap": (gap_BT > LOGP_GAP).sum().float(),
+    per_token = {
+        "kl/k1": k1(logp_BT, logp_ref_BT),
+        "kl/k3": k3(logp_BT, logp_ref_BT),
+        "entropy/mean": entropy_BT,
+        "value/mean": value_BT,
+        "return/mean": return_BT,
     }
-    total = {key: float(value) for key, value in ranks.sum({k: v.double() for k, v in sums.items()}).items()}
-    rows, usable, count = total["rows"], max(total["usable"], 1.0), max(total["tokens"], 1.0)
-    mean = total["raw"] / usable
-    return (
-        batch,
-        moments,
-        {
-            "score/mean": mean,
-            "score/std": max(total["raw_square"] / usable - mean**2, 0.0) ** 0.5,
-            "score/processed_mean": total["score"] / usable,
-            "score/clip_fraction": total["clipped"] / usable,
-            "score/running_mean": moments.mean,
-            "score/running_std": moments.std(ddof=1),
-            "score/not_applicable": rows - total["usable"],
-            "reward/rlhf": total["reward"] / usable,
-            "kl/k1": total["k1"] / count,
-            "kl/k3": total["k3"] / count,
-            "kl/sequence": total["k1"] / usable,
-            "entropy/mean": total["entropy"] / count,
-            "value/mean": total["value"] / count,
-            "value/explained_variance": total["explained"],
-            "return/mean": total["return"] / count,
-            "advantage/std": total["advantage_std"],
-            "length/mean": total["sampled"] / rows,
-            "eos_rate": 1.0 - total["cut"] / rows,
-            "rollout/logp_gap_tokens": total["gap"],
-            "rollout/logp_gap_max": float(ranks.max(gap_BT.max())),
-            "rollout/num_tokens": total["sampled"],
-        },
+    per_rollout = {
+        "score/mean": raw_B,
+        "score/processed_mean": score_B,
+        "score/clip_fraction": clipped_B,
+        "reward/rlhf": reward_BT.sum(1),
+        "kl/sequence": (k1(logp_BT, logp_ref_BT) * mask_BT).sum(1),
+    }
+    facts = global_means(per_token, mask_BT, ranks) | global_means(per_rollout, torch.ones_like(raw_B, dtype=torch.bool), ranks)
+    facts |= {
+        "score/std": merged(Moments().update(raw_B), ranks).var(ddof=0) ** 0.5,
+        "score/running_mean": moments.mean,
+        "score/running_std": moments.var(ddof=1) ** 0.5,
+        "score/not_applicable": float(ranks.sum(len(scored) - len(usable))),
+        "value/explained_variance": ranks.sum(float(explained_variance(value_BT, return_BT, mask_BT))) / ranks.world,
+        "advantage/std": spread.var(ddof=0) ** 0.5,
+        "rollout/logp_gap_tokens": float(ranks.sum(int((gap_BT > LOGP_GAP).sum()))),
+        "rollout/logp_gap_max": ranks.max(float(gap_BT.max())),
+    }
+    return batch, moments, facts | sampling_facts(scored, ranks)
+
+
+def global_means(values: Mapping[str, Tensor], mask: Tensor, ranks: Ranks) -> dict[str, float]:
+    """The mean of each tensor over its masked positions on all ranks."""
+    sums = {key: float(torch.where(mask, value, 0.0).double().sum()) for key, value in values.items()}
+    total = ranks.sum({**sums, "count": float(mask.sum())})
+    return {key: total[key] / max(total["count"], 1.0) for key in values}
+
+
+def sampling_facts(scored: Sequence[ScoredRollout], ranks: Ranks) -> dict[str, float]:
+    """Length and endings of all sampled turns, whether scored or not."""
+    rows, tokens, cut = (
+        float(ranks.sum(value))
+        for value in (
+            len(scored),
+            sum(len(item.rollout.logp_sampler) for item in scored),
+            sum(item.rollout.stop == "length" for item in scored),
+        )
     )
+    return {"length/mean": tokens / max(rows, 1.0), "eos_rate": 1.0 - cut / max(rows, 1.0), "rollout/num_tokens": tokens}
 
 
 def loss(actors: Actors, batch: Batch, cfg: PPO) -> dict[str, Term]:
@@ -304,7 +309,7 @@ def minibatches(batch: Batch, count: int, seed: int) -> Iterator[Batch]:
 
 @torch.no_grad()
 def self_check(actors: Actors, batch: Batch, cfg: PPO, ranks: Ranks) -> dict[str, float]:
-    """Largest |log ratio| of a minibatch before any step, and largest |log pi - log pi_ref| before training: both 0 in theory."""
+    """Before any step: the largest |log ratio| and |log pi - log pi_ref| of a minibatch, both 0 in theory."""
     temperature = actors.sampler.sampling.temperature
     gap = 0.0
     for part in split_batch(batch, cfg.per_device_train_batch_size):
@@ -400,9 +405,7 @@ def _num_minibatches(cfg: PPO) -> int:
 def build(cfg: PPO, ranks: Ranks) -> Job:
     """Load models and prompts and return the job that trains them."""
     if cfg.mini_batch_size > cfg.rollout_batch_size:
-        raise ConfigError(
-            f"mini_batch_size is {cfg.mini_batch_size}; at most rollout_batch_size={cfg.rollout_batch_size}, the rollouts there are"
-        )
+        raise ConfigError(f"mini_batch_size is {cfg.mini_batch_size}; give at most rollout_batch_size={cfg.rollout_batch_size}")
     if cfg.rollout_batch_size // ranks.world < _num_minibatches(cfg):
         raise ConfigError(
             f"{ranks.world} ranks: mini_batch_size={cfg.mini_batch_size} leaves a rank without a rollout; raise it"

@@ -77,8 +77,8 @@ class Reward(Spec):
     """Factor on the data's `margin` column; 0 ignores it."""
     center_rewards_coefficient: float = Field(0.0, ge=0)
     """Weight of (r_chosen + r_rejected)^2, which pins the free offset of rewards near 0."""
-    cache_features: bool = False
-    """Compute the frozen lower layers once per row and keep them on disk; needs lora_layers or trainable_layers."""
+    feature_cache_dir: str | None = None
+    """Folder for the frozen lower layers' activations, computed once per row; needs lora_layers or trainable_layers."""
     disable_dropout: bool = True
     """Train without dropout, as TRL's RewardTrainer does by default."""
     eval_steps: int | None = Field(None, ge=1)
@@ -194,18 +194,17 @@ def loss(model: RewardModel, batch: Batch, cfg: Reward, features: FeatureCache |
     smoothing_B = (1 - batch.preference_B) * (1 - cfg.label_smoothing) + batch.preference_B * cfg.label_smoothing
     pair_BK = torch.stack(
         [
-            bradley_terry(chosen_BK[:, k], rejected_BK[:, k], margin=batch.margin_B, label_smoothing=smoothing_B)
-            for k in range(chosen_BK.shape[1])
+            bradley_terry(chosen_B, rejected_B, margin=batch.margin_B, label_smoothing=smoothing_B)
+            for chosen_B, rejected_B in zip(chosen_BK.T, rejected_BK.T, strict=True)
         ],
         dim=1,
     )
+    center_BK = reward_centering(chosen_BK.flatten(), rejected_BK.flatten()).view_as(chosen_BK)
     difference_BK = (chosen_BK - rejected_BK).detach()
     sign_B1 = torch.where(batch.preference_B >= 0.5, 1.0, -1.0).unsqueeze(1)
     return {
         "preference": Term(value_BT=pair_BK, mask_BT=ones_BK),
-        "centering": Term(
-            value_BT=reward_centering(chosen_BK, rejected_BK), mask_BT=ones_BK, weight=cfg.center_rewards_coefficient
-        ),
+        "centering": Term(value_BT=center_BK, mask_BT=ones_BK, weight=cfg.center_rewards_coefficient),
         "reward/accuracy": Term(value_BT=_half_tie_accuracy(difference_BK * sign_B1), mask_BT=ones_BK, weight=0.0),
         "reward/margin": Term(value_BT=difference_BK, mask_BT=ones_BK, weight=0.0),
         "reward/tie_rate": Term(value_BT=(difference_BK == 0).float(), mask_BT=ones_BK, weight=0.0),
@@ -305,7 +304,7 @@ def build(cfg: Reward, ranks: Ranks) -> Job:
     template = load_template(model.tokenizer, template_of(cfg.model))
     loaded = load_comparisons(cfg.data)
     pairs, dropped = encode_pairs(loaded.rows, template, cfg.max_length, cfg.overlength)
-    notes = [f"data: {loaded.summary()}", f"encoding: {len(pairs)} pairs kept{_reasons(dropped)}"]
+    notes = [*template.notes, f"data: {loaded.summary()}", f"encoding: {len(pairs)} pairs kept{_reasons(dropped)}"]
     if not pairs:
         raise DataError(f"{cfg.data.path}: no pair is left to train on{_reasons(dropped)}; raise max_length or check the data")
     eval_pairs: tuple[EncodedPair, ...] = ()
@@ -315,7 +314,7 @@ def build(cfg: Reward, ranks: Ranks) -> Job:
     per_epoch = math.ceil(len(pairs) / cfg.train_batch_size)
     steps = min(per_epoch * cfg.num_train_epochs, cfg.max_steps or per_epoch * cfg.num_train_epochs)
     optimizer = Optimizer([Group("reward", trainable(model.model), cfg.optim)], steps)
-    features = FeatureCache(cfg.model, model.model) if cfg.cache_features else None
+    features = FeatureCache(cfg.feature_cache_dir, model.model) if cfg.feature_cache_dir else None
 
     def export(folder: Path) -> None:
         final = evaluate(model, eval_pairs, ranks, cfg.per_device_train_batch_size) if eval_pairs else {}

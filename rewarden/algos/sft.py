@@ -165,7 +165,7 @@ def build(cfg: SFT, ranks: Ranks) -> Job:
     policy = load_policy(cfg.model).to(ranks.device)
     loaded = load_conversations(cfg.data)
     train_set = encode_rows(loaded.rows, template, cfg.max_length, cfg.overlength)
-    notes = [f"data: {loaded.summary()}", f"encoding: {train_set.summary()}"]
+    notes = [*template.notes, f"data: {loaded.summary()}", f"encoding: {train_set.summary()}"]
     if not train_set.rows:
         raise DataError(
             f"{cfg.data.path}: no row is left to train on ({train_set.summary()}); raise max_length or check the data"

@@ -26,7 +26,7 @@ def play_prefixes(
     seeds: Sequence[int],
     extend: Callable[[Rollout, Message], Rollout],
 ) -> list[Rollout]:
-    """Play each opening through assistant turn turns[i] - 1 and the user's answer to it: open rollouts that wait for turn turns[i].
+    """Play each opening until it waits for assistant turn turns[i]: the turns before it and the user's answers.
 
     turns are 0-based; 0 leaves the opening as it is. A user who leaves ends the prefix there: it keeps its last open state.
     """

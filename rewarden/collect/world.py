@@ -27,7 +27,7 @@ from rewarden.worlds.tokenizer import build_policy
 class WorldStart(Spec):
     """An untrained policy with its tokenizer, and dialogues of the scripted assistants to imitate."""
 
-    world: dict[str, Any] = {"kind": "trip_desk"}
+    world: dict[str, Any] = Field(default_factory=lambda: {"kind": "trip_desk"})
     """Which world; `rewarden worlds` lists them. {kind: trip_desk, trap: true} is the variant with facts and boasts."""
     num_dialogues: int = Field(5000, ge=1)
     """Scripted dialogues for SFT."""
@@ -53,7 +53,7 @@ class WorldPairs(Spec):
 
     policy: Model
     """The policy that plays; usually the SFT model."""
-    world: dict[str, Any] = {"kind": "trip_desk"}
+    world: dict[str, Any] = Field(default_factory=lambda: {"kind": "trip_desk"})
     """The world of its users."""
     num_pairs: int = Field(2000, ge=0)
     """Labelled pairs for the reward model, before pairs with equal texts are dropped."""
@@ -116,7 +116,7 @@ def load_world(raw: dict[str, Any]) -> TripDesk:
 def world_prefixes(
     world: TripDesk, sampler: HFSampler, template: Template, users: Sequence[int], *, seed: int
 ) -> list[Rollout]:
-    """One prefix per user: the policy plays turns before h, h uniform over the five turns; `meta` gets `user_seed` and `turn`."""
+    """One prefix per user: the policy plays the turns before h, h uniform over the five turns."""
     openings = [template.start(world.start(user)) for user in users]
     turns = [Random(f"turn/{seed}/{user}").randrange(HORIZON) for user in users]
     user = WorldUser(world)

@@ -21,8 +21,8 @@ from rewarden.rollout.hf import HFSampler, Sampling
 from rewarden.rollout.play import DialoguePlayer
 from rewarden.rollout.users import WorldUser
 from rewarden.runtime.seed import generator, seed_of
-from rewarden.scoring import SCORERS
-from rewarden.spec import Spec, parse
+from rewarden.scoring import build_scorer
+from rewarden.spec import Spec
 from rewarden.text.collate import collate, role_mask
 from rewarden.text.render import load_template
 from rewarden.types import Rollout
@@ -84,7 +84,7 @@ def measure_both(cfg: Compare) -> tuple[list[Rollout], list[Rollout], list[dict[
     prompts = load_prompts(cfg.data).rows
     if len(prompts) < 2:
         raise DataError(f"{cfg.data.path}: {len(prompts)} prompts; a paired comparison with an interval needs two or more")
-    scorers = {name: parse(SCORERS, raw, f"scorers.{name}").build() for name, raw in cfg.scorers.items()}
+    scorers = {name: build_scorer(raw, f"scorers.{name}") for name, raw in cfg.scorers.items()}
     world = load_world(cfg.world) if cfg.world is not None else None
     reference = load_policy(cfg.before).eval()
     results = []
@@ -164,7 +164,7 @@ def _first_sampled(rollout: Rollout) -> Rollout:
 def sequence_kl(
     policy: nn.Module, reference: nn.Module, rollouts: Sequence[Rollout], temperature: float, batch_size: int = 256
 ) -> list[float]:
-    """Per rollout: sum over sampled tokens of log pi - log pi_ref, in nats (the k1 estimator; single values may be negative)."""
+    """Per rollout: sum over sampled tokens of log pi - log pi_ref, in nats (k1; single values may be negative)."""
     out: list[float] = []
     for start in range(0, len(rollouts), batch_size):
         part = rollouts[start : start + batch_size]

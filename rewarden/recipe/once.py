@@ -15,8 +15,7 @@ from rewarden.errors import ConfigError, DataError
 from rewarden.models.load import Model, load_policy, load_tokenizer
 from rewarden.rollout.hf import HFSampler, Sampling
 from rewarden.runtime.seed import seed_of
-from rewarden.scoring import SCORERS
-from rewarden.spec import parse
+from rewarden.scoring import build_scorer
 from rewarden.text.render import load_template
 from rewarden.types import Comparison, Conversation, Message
 from rewarden.worlds import WORLDS, TripDesk
@@ -69,7 +68,7 @@ def sample_once(
 
 def score_once(model: str, file: Path, *, data_format: str, output: Path | None) -> None:
     """Scores of conversations, or of both sides of pairs, as rows; a summary at the end."""
-    scorer = parse(SCORERS, {"kind": "reward_model", "path": model}, "score").build()
+    scorer = build_scorer({"kind": "reward_model", "path": model}, "score")
     data = Data(path=str(file), format=data_format)
     rows = list(_pair_rows(scorer, data) if _has_pairs(file, data) else _dialogue_rows(scorer, data))
     if output is not None:

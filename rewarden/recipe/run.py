@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,7 +43,7 @@ def run_recipe(path: Path, overrides: Sequence[str] = (), *, resume: str = "auto
         prints[stage.name] = ranks.broadcast_object(fingerprint(dict(stage.raw), upstream))
         if recipe.is_chain:
             console.rule(f"{recipe.name}: {stage.name} ({number} of {len(recipe.stages)})", align="left")
-            ranks.on_main(lambda stage=stage: _clear_changed(stage, prints[stage.name], console))
+            ranks.on_main(partial(_clear_changed, stage, prints[stage.name], console))
         run_stage(stage, spec, how, prints[stage.name], ranks, resume=cast(Resume, resume), console=console)
     return recipe.folder
 
@@ -106,7 +107,9 @@ def _run_once(
 def _finished(folder: RunFolder, print_: str) -> bool:
     """Nothing to do: saves loading models and data to find that out."""
     done = folder.read_done()
-    return bool(done) and done["fingerprint"] == print_ and all((folder.path / name).exists() for name in done["exported"])
+    if done is None or done["fingerprint"] != print_:
+        return False
+    return all((folder.path / name).exists() for name in done["exported"])
 
 
 def _clear_changed(stage: Stage, print_: str, console: Console) -> None:

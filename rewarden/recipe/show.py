@@ -54,14 +54,14 @@ def batch_plan(spec: Spec, world: int = 1) -> list[str]:
         micro = math.ceil(per_rank / spec.per_device_train_batch_size)
         return [
             f"{spec.train_batch_size} {what} per optimizer step over {world} rank(s): at most {per_rank} a rank in {micro} "
-            f"microbatch(es) of at most {min(per_rank, spec.per_device_train_batch_size)}; the last step of an epoch may be smaller"
+            f"microbatch(es) of {min(per_rank, spec.per_device_train_batch_size)} or fewer; an epoch's last step may be smaller"
         ]
     if isinstance(spec, PPO):
         minis = math.ceil(spec.rollout_batch_size / spec.mini_batch_size)
         per_rank = math.ceil(spec.rollout_batch_size / world / minis)
         micro = math.ceil(per_rank / spec.per_device_train_batch_size)
         return [
-            f"{spec.max_steps} rounds of {spec.rollout_batch_size} rollouts = {spec.max_steps * spec.rollout_batch_size} episodes",
+            f"{spec.max_steps} rounds x {spec.rollout_batch_size} rollouts, {spec.max_steps * spec.rollout_batch_size} in all",
             f"each round: {spec.num_ppo_epochs} epochs x {minis} minibatches = {spec.num_ppo_epochs * minis} optimizer steps, "
             f"{spec.max_steps * spec.num_ppo_epochs * minis} in all",
             f"each optimizer step: at most {per_rank} rollouts a rank in {micro} microbatch(es)",

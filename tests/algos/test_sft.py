@@ -86,12 +86,12 @@ def template(world_files):
 def test_long_rows_are_dropped_cut_or_refused_and_counted(template):
     short, long = row("I see.", "Of course."), row("I see.", "Of course. Of course. Of course. Of course.")
     dropped = encode_rows([short, long], template, 10, "drop")
-    assert [len(r.token_ids) for r in dropped.rows] == [9]
+    assert [len(r.token_ids) for r in dropped.rows] == [10]
     assert dropped.dropped == {"longer than 10 tokens dropped": 1}
     cut = encode_rows([short, long], template, 10, "truncate")
-    assert [len(r.token_ids) for r in cut.rows] == [9, 10]
+    assert [len(r.token_ids) for r in cut.rows] == [10, 10]
     assert cut.dropped == {"cut at 10 tokens": 1}
-    with pytest.raises(DataError, match=r"file:7: 18 tokens; at most max_length=10"):
+    with pytest.raises(DataError, match=r"file:7: 19 tokens; at most max_length=10"):
         encode_rows([short, long], template, 10, "error")
 
 

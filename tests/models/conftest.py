@@ -1,9 +1,13 @@
 """Fixtures around tiny models."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
 from tiny_models import build_model, build_tokenizer, random_rows
 
 

@@ -32,7 +32,7 @@ def test_a_folder_loads_as_it_was_saved(kind, saved):
     assert len(trainable(policy)) == len(list(policy.parameters()))
     assert not policy.training
     assert tokenizer.convert_tokens_to_ids("w3") == 6
-    assert tokenizer.pad_token is None
+    assert tokenizer.pad_token is None or kind == "qwen2"
 
 
 def test_the_forward_is_the_same_twice_with_dropout_in_the_config_and_in_the_adapter(saved):
@@ -129,7 +129,7 @@ def write_gguf(file: Path, model) -> None:
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([*WORDS[:-2], "w", "3"])
+    writer.add_token_list([*WORDS[:-3], "w", "3", WORDS[-1]])
     writer.add_token_types([3, 3, 3, *[1] * (VOCABULARY - 3)])
     writer.add_token_merges(["w 3"])
     writer.add_bos_token_id(1)
@@ -265,7 +265,7 @@ def test_code_that_comes_with_a_model_runs_only_when_allowed(saved):
     config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "own.py").write_text("raise SystemExit('ran')\n")
-    with pytest.raises(ConfigError, match="brings its own Python code.*set trust_remote_code: true"):
+    with pytest.raises(ConfigError, match=r"brings its own Python code.*set trust_remote_code: true"):
         load_policy(spec(folder))
 
 
@@ -294,7 +294,7 @@ def test_the_card_decides_the_template_unless_the_recipe_contradicts_it(saved, t
     save_model(build_model("llama"), build_tokenizer(), tmp_path / "m", extra={"template": "hh", "note": 1})
     assert template_of(spec(tmp_path / "m")) == "hh"
     assert template_of(spec(tmp_path / "m", template="hh")) == "hh"
-    with pytest.raises(ConfigError, match="template is 'chat', but .* was trained with 'hh'"):
+    with pytest.raises(ConfigError, match=r"template is 'chat', but .* was trained with 'hh'"):
         template_of(spec(tmp_path / "m", template="chat"))
     assert template_of(spec(saved("gpt2"))) == "chat"
 

@@ -114,21 +114,25 @@ import torch
 from rewarden.errors import RewardenError
 from rewarden.runtime.checkpoint import save_checkpoint
 from rewarden.runtime.metrics import Metrics
-from rewarden.runtime.optim import Group, Optim, Optimizer
 from rewarden.runtime.samples import Samples
 
-folder = Path(sys.argv[1])
-p = torch.nn.Parameter(torch.zeros(100_000))
-optimizer = Optimizer([Group("g", [("p", p)], Optim(learning_rate=1.0))], 10)
+
+class Part:
+    size = 10
+
+    def save(self, folder):
+        torch.save(torch.zeros(self.size), folder / "x.pt")
+
+
+folder, part = Path(sys.argv[1]), Part()
 metrics, samples = Metrics(folder / "metrics.jsonl"), Samples(folder / "samples.parquet")
-save_checkpoint(folder / "checkpoints", 1, {"optimizer": optimizer}, {})
+save_checkpoint(folder / "checkpoints", 1, {"part": part}, {})
 metrics.append(1, {"a": 1.0})
 samples.append(1, [{"text": "x"}])
-p.grad = torch.ones_like(p)
-optimizer.step()
+part.size = 100_000
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # the kernel now refuses larger files, like a full disk
 for attempt in (
-    lambda: save_checkpoint(folder / "checkpoints", 2, {"optimizer": optimizer}, {}),
+    lambda: save_checkpoint(folder / "checkpoints", 2, {"part": part}, {}),
     lambda: metrics.append(2, {f"name/{i}": 1.0 for i in range(5000)}),
     lambda: samples.append(2, [{"text": "y" * 100_000}]),
 ):

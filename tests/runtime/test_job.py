@@ -3,12 +3,15 @@
 import io
 import json
 import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+
+sys.path.insert(0, str(Path(__file__).parent))
 from toy_job import State, make_job
 
 from rewarden.errors import ResumeError, RewardenError

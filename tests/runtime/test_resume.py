@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
 from toy_job import make_job
 
 from rewarden.runtime.job import Drive, drive

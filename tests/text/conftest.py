@@ -47,7 +47,7 @@ THINKING = (
     "{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
     "{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' and loop.last %}"
     "{{ '<think>\n' + thought.strip('\n') + '\n</think>\n\n' }}{% endif %}{{ content + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% if no_thinking is defined %}{% endif %}{% endif %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
 

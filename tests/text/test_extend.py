@@ -104,11 +104,10 @@ def test_a_turn_that_ended_with_eos_instead_of_the_end_of_turn_is_left_as_sample
     assert longer.token_ids == tuple(eos if i == len(played.token_ids) - 1 else t for i, t in enumerate(expected))
 
 
-@pytest.mark.parametrize("name", NAMES)
+# The thinking family is left out: it renders a last answer otherwise than an earlier one.
+@pytest.mark.parametrize("name", ["chatml", "llama3", "llama2", "world"])
 def test_a_rendered_conversation_can_be_extended_as_well(templates, talk, name):
     template = templates[name]
-    if name == "thinking":
-        pytest.skip("this template renders a last answer otherwise than an earlier one")
     longer = template.extend(template.render(talk("Hello", "Yes")), Message(role="user", text="Why"))
     assert longer.token_ids == template.start(talk("Hello", "Yes", "Why")).token_ids
     assert longer.spans[-1].stop == len(longer.token_ids)
