@@ -18,6 +18,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+INTERRUPTED = 130
+"""128 + SIGINT, as shells have it."""
+
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="A recipe; see the folder recipes/.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[path=value]...", help="Changes, such as optim.learning_rate=1e-4.")
@@ -66,7 +69,9 @@ def sample(
     temperature: Annotated[float, typer.Option(help="0 takes the most probable token.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus; 1 is off.")] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same answers.")] = 0,
-    template: Annotated[str, typer.Option(help="chat, moss_en, moss_zh, alpaca or hh.")] = "chat",
+    template: Annotated[
+        str | None, typer.Option(help="chat, moss_en, moss_zh, alpaca or hh; not given: what the model was trained with.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Write jsonl here instead of printing.")] = None,
 ) -> None:
     """Let a model answer."""
@@ -90,7 +95,7 @@ def score(
     model: Annotated[str, typer.Argument(help="Reward model folder or hub id.")],
     file: Annotated[Path, typer.Argument(help="Conversations or preference pairs (jsonl, json, parquet, .gz).")],
     data_format: Annotated[
-        str, typer.Option("--format", help="auto, trl, hh, ultrainteract, alpaca_farm, moss_rm, oasst.")
+        str, typer.Option("--format", help="auto, trl, hh, ultrainteract, alpaca_farm, moss_rm, moss_sft or oasst.")
     ] = "auto",
     output: Annotated[Path | None, typer.Option(help="Write jsonl here instead of printing.")] = None,
 ) -> None:
@@ -109,13 +114,17 @@ def worlds(seed: Annotated[int, typer.Option(help="Which user.")] = 0) -> None:
 
 
 def main() -> None:
-    """Entry point: errors we raise on purpose are one message and exit code 2."""
+    """Entry point: an error we raise on purpose is one message and exit code 2, Ctrl-C one line and 130."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         app()
     except RewardenError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED:  # typer turns KeyboardInterrupt into this, without a word
+            sys.stderr.write("interrupted\n")
+        raise
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
 """The one base class of every config: frozen, closed, and able to name a class outside the package."""
 
 import difflib
+import hashlib
 import importlib
+import importlib.util
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -33,7 +37,8 @@ def check(spec: type[Spec], fields: Mapping[str, Any], where: str = "") -> Spec:
     try:
         return spec(**fields)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(spec, entry, where) for entry in error.errors())) from None
+        lines: dict[str, None] = dict.fromkeys(_explain(spec, entry, where) for entry in _merged(error.errors()))
+        raise ConfigError("\n".join(lines)) from None
 
 
 def parse(table: Mapping[str, type[Spec]], raw: Mapping[str, Any] | Spec, where: str = "") -> Spec:
@@ -55,26 +60,72 @@ def parse(table: Mapping[str, type[Spec]], raw: Mapping[str, Any] | Spec, where:
 
 
 def outside(name: str, where: str = "") -> Any:
-    """The object "module:attribute" names; a path to a .py file works in place of the module."""
+    """The object "module:attribute" names; a path to a .py file works in place of the module.
+
+    A file is run once per process, whatever it is called: `random.py` does not meet the library's module of that name. Its
+    folder is put on the import path, so that it finds its neighbours.
+    """
     module_name, attribute = name.rsplit(":", 1)
     path = Path(module_name if module_name.endswith(".py") else f"{module_name}.py")
-    if path.exists():
-        folder = str(path.resolve().parent)
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-        module_name = path.stem
+    if path.is_file():
+        module = _run_file(path.resolve())
+    elif module_name.endswith(".py"):
+        raise ConfigError(f"{_at(where)}no file {module_name!r} for {name!r}; paths start at the folder you run from")
+    else:
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+                raise  # found, but what it imports is missing
+            raise ConfigError(
+                f"{_at(where)}no module {module_name!r} for {name!r}; give a file or an importable module"
+            ) from error
+    if not hasattr(module, attribute):
+        own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+        raise ConfigError(
+            f"{_at(where)}{module_name!r} has no {attribute!r}; {nearest(attribute, own) if own else 'it is empty'}"
+        )
+    return getattr(module, attribute)
+
+
+def _run_file(path: Path) -> ModuleType:
+    """The module of a file, from the first call that named it."""
+    name = f"rewarden_outside_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
     try:
-        return getattr(importlib.import_module(module_name), attribute)
-    except ModuleNotFoundError as error:
-        if error.name != module_name:
-            raise
-        raise ConfigError(f"{_at(where)}no module {module_name!r} for {name!r}; give a file or an importable module") from error
-    except AttributeError as error:
-        raise ConfigError(f"{_at(where)}{module_name!r} has no {attribute!r}") from error
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 def _at(where: str) -> str:
     return f"{where}: " if where else ""
+
+
+def _merged(entries: Iterable[Any]) -> list[dict[str, Any]]:
+    """Complaints about one key as one: pydantic has one for each alternative of its type, and names that in the path."""
+    by_path: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for entry in entries:
+        path = tuple(part for part in entry["loc"] if isinstance(part, int) or not ALTERNATIVE.fullmatch(part))
+        if path in by_path and entry["msg"] not in by_path[path]["msg"]:
+            by_path[path]["msg"] += f"; or: {entry['msg']}"
+        else:
+            by_path.setdefault(path, {**entry, "loc": path})
+    return list(by_path.values())
+
+
+ALTERNATIVE = re.compile(r"\w+\[.*\]|str|int|float|bool")
+"""How pydantic names one alternative of a type in the path of a complaint."""
 
 
 def _explain(spec: type[Spec], entry: Any, where: str) -> str:
@@ -85,6 +136,9 @@ def _explain(spec: type[Spec], entry: Any, where: str) -> str:
         return f"{_at(where)}unknown key {path!r}; {hint}"
     if entry["type"] == "missing":
         return f"{_at(where)}{path} is missing; it has no default"
+    cause = entry.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigError):  # raised by a validator, which names the key itself
+        return f"{_at(where)}{cause}"
     return f"{_at(where)}{path} is {entry.get('input')!r}: {entry['msg']}"
 
 
@@ -92,6 +146,8 @@ def _owner(spec: type[Spec], path: Iterable[Any]) -> type[Spec] | None:
     """The Spec class that `path` leads to, if the types on the way say so."""
     current: type[Spec] | None = spec
     for part in path:
+        if isinstance(part, int):  # a place in a list
+            continue
         field = current.model_fields.get(str(part)) if current else None
         annotation = field.annotation if field else None
         options = [annotation, *getattr(annotation, "__args__", ())]

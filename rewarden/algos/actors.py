@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rewarden.data.sources import Data, load_prompts
 from rewarden.errors import ConfigError, DataError
 from rewarden.models.forward import sequence_logp
-from rewarden.models.load import Model, adapter_off, copy_frozen, load_policy, load_tokenizer, template_of
+from rewarden.models.load import Model, adapter_off, copy_frozen, load_policy, load_tokenizer, read_card, template_of
 from rewarden.models.reward import RewardModel, load_reward_model
 from rewarden.protocols import Scorer
 from rewarden.rollout.hf import HFSampler, Sampling
@@ -89,13 +89,13 @@ def build_actors(
     """
     tokenizer = load_tokenizer(policy)
     template = load_template(tokenizer, template_of(policy))
-    model = load_policy(policy).to(ranks.device).eval()
+    model = load_policy(policy, device=ranks.device, seed=head_seed).to(ranks.device)
     scorer = build_scorer(reward, "reward")
     critic_model = None
     if with_critic:
         spec, head = critic_start(policy, reward, critic, critic_head, tokenizer)
-        critic_model = load_reward_model(spec, num_heads=1, head=head, head_seed=head_seed)
-        critic_model.model.to(ranks.device).eval()
+        critic_model = load_reward_model(spec, num_heads=1, head=head, head_seed=head_seed, device=ranks.device)
+        critic_model.model.to(ranks.device)
     return Actors(
         policy=model,
         reference=None if policy.lora_r else copy_frozen(model),
@@ -119,7 +119,9 @@ def critic_start(
     if reward.get("kind") == "reward_model":
         spec = policy.model_copy(update={"model_name_or_path": reward["path"], "gguf_file": None, "revision": None})
         if load_tokenizer(spec).get_vocab() == tokenizer.get_vocab():
-            return spec, critic_head or "saved"
+            # A critic has one head; the body of an ensemble with several is a start all the same.
+            one_head = int(read_card(reward["path"]).get("num_heads", 1)) == 1
+            return spec, critic_head or ("saved" if one_head else "fresh")
     if critic_head == "saved":
         raise ConfigError("critic_head is 'saved' but no critic with a head is given; set critic: {model_name_or_path: ...}")
     return policy, "fresh"

@@ -71,8 +71,11 @@ def evaluate_policy(
     )
     total = {key: float(value) for key, value in sums.items()}
     rows = max(total["rows"], 1.0)
+    if not total["usable"]:
+        raise ScoreError(f"none of the {rows:.0f} evaluation answers at step {step} has a score; check the reward")
     report = {
-        "eval/score": total["score"] / max(total["usable"], 1.0),
+        "eval/score": total["score"] / total["usable"],
+        "eval/unscored": total["rows"] - total["usable"],
         "eval/kl_sequence": total["k1"] / rows,
         "eval/kl_k3": total["k3"] / max(total["tokens"], 1.0),
         "eval/length": total["tokens"] / rows,

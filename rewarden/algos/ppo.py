@@ -12,6 +12,7 @@ microbatch and rank. `logp_old` is recomputed by the training forward; the sampl
 gaps are counted. docs/algorithms/ppo.md lists every detail and where we differ.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from rewarden.maths import (
     explained_variance,
     gae,
     is_clipped,
+    is_value_clipped,
     k1,
     k3,
     token_rewards,
@@ -50,10 +52,12 @@ from rewarden.runtime.optim import Group, Optim, Optimizer
 from rewarden.runtime.ranks import Ranks
 from rewarden.runtime.seed import generator, seed_of
 from rewarden.runtime.step import split_batch, summarize, update
-from rewarden.scoring import parse_scorer
+from rewarden.scoring import parse_scorer, score_report
 from rewarden.spec import Spec
 from rewarden.text.collate import collate, role_mask
 from rewarden.types import Rollout, ScoredRollout, Term, TokenBatch
+
+log = logging.getLogger(__name__)
 
 LOGP_GAP = 1e-4
 """Sampler and trainer log-probs further apart than this are counted (nats)."""
@@ -122,6 +126,13 @@ class PPO(Spec):
     """Transcripts kept per round in samples.parquet."""
     seed: int = 0
     """Order of prompts, sampling and minibatches."""
+
+    @field_validator("sampling")
+    @classmethod
+    def _a_distribution(cls, sampling: Sampling) -> Sampling:
+        if sampling.temperature <= 0:
+            raise ValueError("temperature 0 has no probabilities to take a ratio of; use a temperature above 0")
+        return sampling
 
     @field_validator("reward")
     @classmethod
@@ -229,6 +240,9 @@ def prepare(
     sampler_BT = torch.zeros_like(logp_BT)
     sampler_BT[mask_BT] = torch.tensor([logp for r in rollouts for logp in r.logp_sampler], device=ranks.device)
     gap_BT = torch.where(mask_BT, (sampler_BT - logp_BT).abs(), 0.0)
+    known_1N, target_1N = (
+        torch.cat(ranks.gather_objects(x_BT[mask_BT].cpu())).unsqueeze(0) for x_BT in (value_BT, return_BT)
+    )  # a mean over ranks of the variance they explain would not be the variance explained
     per_token = {
         "kl/k1": k1(logp_BT, logp_ref_BT),
         "kl/k3": k3(logp_BT, logp_ref_BT),
@@ -248,13 +262,14 @@ def prepare(
         "score/std": merged(Moments().update(raw_B), ranks).var(ddof=0) ** 0.5,
         "score/running_mean": moments.mean,
         "score/running_std": moments.var(ddof=1) ** 0.5,
-        "score/not_applicable": float(ranks.sum(len(scored) - len(usable))),
-        "value/explained_variance": ranks.sum(float(explained_variance(value_BT, return_BT, mask_BT))) / ranks.world,
+        "score/unscored": float(ranks.sum(len(scored) - len(usable))),
+        "value/explained_variance": float(explained_variance(known_1N, target_1N, torch.ones_like(known_1N, dtype=torch.bool))),
         "advantage/std": spread.var(ddof=0) ** 0.5,
         "rollout/logp_gap_tokens": float(ranks.sum(int((gap_BT > LOGP_GAP).sum()))),
-        "rollout/logp_gap_max": ranks.max(float(gap_BT.max())),
+        "rollout/logp_gap_max": ranks.max(float(gap_BT.max()) if len(gap_BT) else 0.0),
     }
-    return batch, moments, facts | sampling_facts(scored, ranks)
+    scores = [score for part in ranks.gather_objects([item.score for item in scored]) for score in part]
+    return batch, moments, score_report(scores) | facts | sampling_facts(actors, scored, ranks)
 
 
 def global_means(values: Mapping[str, Tensor], mask: Tensor, ranks: Ranks) -> dict[str, float]:
@@ -264,8 +279,8 @@ def global_means(values: Mapping[str, Tensor], mask: Tensor, ranks: Ranks) -> di
     return {key: total[key] / max(total["count"], 1.0) for key in values}
 
 
-def sampling_facts(scored: Sequence[ScoredRollout], ranks: Ranks) -> dict[str, float]:
-    """Length and endings of all sampled turns, whether scored or not."""
+def sampling_facts(actors: Actors, scored: Sequence[ScoredRollout], ranks: Ranks) -> dict[str, float]:
+    """Length and endings of all sampled turns, whether scored or not, and how far the draw was from the policy."""
     rows, tokens, cut = (
         float(ranks.sum(value))
         for value in (
@@ -274,7 +289,13 @@ def sampling_facts(scored: Sequence[ScoredRollout], ranks: Ranks) -> dict[str, f
             sum(item.rollout.stop == "length" for item in scored),
         )
     )
-    return {"length/mean": tokens / max(rows, 1.0), "eos_rate": 1.0 - cut / max(rows, 1.0), "rollout/num_tokens": tokens}
+    gap = ranks.sum(actors.sampler.stats.behavior_gap * actors.sampler.stats.generated_tokens)
+    return {
+        "length/mean": tokens / max(rows, 1.0),
+        "eos_rate": 1.0 - cut / max(rows, 1.0),
+        "rollout/behavior_gap": gap / max(tokens, 1.0),
+        "num_tokens": tokens,
+    }
 
 
 def loss(actors: Actors, batch: Batch, cfg: PPO) -> dict[str, Term]:
@@ -286,12 +307,13 @@ def loss(actors: Actors, batch: Batch, cfg: PPO) -> dict[str, Term]:
     value_BT = torch.where(mask_BT, sequence_values(actors.critic.model, batch.tokens), 0.0)
     surrogate_BT = clipped_surrogate(logp_BT, old_BT, advantage_BT, **clips)
     value_loss_BT = clipped_value_loss(value_BT, batch.value_old_BT, batch.return_BT, clip=cfg.cliprange_value)
-    new_BT, moved_BT = logp_BT.detach(), (value_BT.detach() - batch.value_old_BT).abs()
+    new_BT = logp_BT.detach()
+    cut_BT = is_value_clipped(value_BT.detach(), batch.value_old_BT, batch.return_BT, clip=cfg.cliprange_value)
     statistics = {
         "policy/clip_fraction": is_clipped(new_BT, old_BT, advantage_BT, **clips).float(),
         "policy/approx_kl": k3(old_BT, new_BT),
         "policy/ratio": (new_BT - old_BT).exp(),
-        "value/clip_fraction": (moved_BT > (cfg.cliprange_value or float("inf"))).float(),
+        "value/clip_fraction": cut_BT.float(),
     }
     return {
         "policy": Term(value_BT=surrogate_BT, mask_BT=mask_BT),
@@ -314,10 +336,21 @@ def self_check(actors: Actors, batch: Batch, cfg: PPO, ranks: Ranks) -> dict[str
     gap = 0.0
     for part in split_batch(batch, cfg.per_device_train_batch_size):
         again_BT = sequence_logp(actors.policy, part.tokens, part.mask_BT, temperature=temperature)
-        gap = max(gap, float(torch.where(part.mask_BT, again_BT - part.logp_old_BT, 0.0).abs().max()))
+        gap = max(gap, _largest(again_BT - part.logp_old_BT, part.mask_BT))
     reference_BT = actors.reference_logp(batch.tokens, batch.mask_BT, temperature=temperature)
-    kl = float(torch.where(batch.mask_BT, batch.logp_old_BT - reference_BT, 0.0).abs().max())
-    return {"check/log_ratio_max": float(ranks.max(torch.tensor(gap))), "check/kl_max": float(ranks.max(torch.tensor(kl)))}
+    gap, kl = ranks.max(gap), ranks.max(_largest(batch.logp_old_BT - reference_BT, batch.mask_BT))
+    if max(gap, kl) > LOGP_GAP:
+        log.warning(
+            "before the first step |log ratio| is up to %.1e and |log pi - log pi_ref| up to %.1e, both should be 0: look for "
+            "dropout that stays on, low precision, or a reference that is not the starting policy",
+            gap,
+            kl,
+        )
+    return {"check/log_ratio_max": gap, "check/kl_max": kl}
+
+
+def _largest(difference_BT: Tensor, mask_BT: Tensor) -> float:
+    return float(difference_BT[mask_BT].abs().max()) if bool(mask_BT.any()) else 0.0
 
 
 def train(
@@ -334,9 +367,10 @@ def train(
     stream = Stream(len(prompts), seed=cfg.seed)
     first_samples: list[dict[str, Any]] = []
     if eval_prompts and not state.start:
-        start, first_samples = evaluate_policy(
-            actors, eval_prompts, ranks, seed=cfg.seed, step=0, keep=cfg.num_sample_generations
-        )
+        with phase("evaluate"):
+            start, first_samples = evaluate_policy(
+                actors, eval_prompts, ranks, seed=cfg.seed, step=0, keep=cfg.num_sample_generations
+            )
         state = replace(state, start=start, best_step=0, best_criterion=start["eval/score"])
         best.take()
     while state.step < cfg.max_steps:
@@ -347,7 +381,8 @@ def train(
         with phase("prepare"):
             batch, moments, facts = prepare(actors, scored, state.moments, cfg, ranks)
         if state.step == 0:
-            facts |= self_check(actors, next(minibatches(batch, _num_minibatches(cfg), seed=0)), cfg, ranks)
+            first = min(_num_minibatches(cfg), ranks.max(len(batch)))
+            facts |= self_check(actors, next(minibatches(batch, first, seed=seed_of(cfg.seed, "minibatch", 0, 0))), cfg, ranks)
         with phase("update"):
             learnt, num_updates = learn(actors, batch, optimizer, ranks, cfg, state.step)
         state = replace(
@@ -372,19 +407,21 @@ def train(
             facts |= measured | chosen
             samples += more
         facts |= {"episode": float(state.step * cfg.rollout_batch_size), "policy_version": float(state.policy_version)}
-        yield Tick(state=state, report={**facts, **learnt, "num_tokens": facts["rollout/num_tokens"]}, samples=samples)
+        yield Tick(state=state, report={**facts, **learnt}, samples=samples)
 
 
 def learn(
     actors: Actors, batch: Batch, optimizer: Optimizer, ranks: Ranks, cfg: PPO, step: int
 ) -> tuple[dict[str, float], int]:
-    """All optimizer steps of a round: their summary, and how many there were."""
+    """All optimizer steps of a round: their summary, and how many changed the policy."""
     reports: list[dict[str, float]] = []
+    count = min(_num_minibatches(cfg), ranks.max(len(batch)))  # unscored rollouts may leave fewer rows than minibatches
     for epoch in range(cfg.num_ppo_epochs):
-        for mini in minibatches(batch, _num_minibatches(cfg), seed=seed_of(cfg.seed, "minibatch", step, epoch)):
+        for mini in minibatches(batch, count, seed=seed_of(cfg.seed, "minibatch", step, epoch)):
             parts = split_batch(mini, cfg.per_device_train_batch_size)
             reports.append(update(optimizer, parts, lambda b: loss(actors, b, cfg), ranks=ranks))
-    return summarize(reports), len(reports)
+    report = summarize(reports)
+    return report, len(reports) - int(report["skipped_steps"])
 
 
 def consider(state: State, measured: Mapping[str, float], cfg: PPO) -> tuple[State, dict[str, float]]:

@@ -16,13 +16,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from rewarden.algos.rows import Overlength
 from rewarden.data.batches import length_batches
 from rewarden.data.sources import Data, load_comparisons
 from rewarden.errors import DataError
@@ -65,7 +65,7 @@ class Reward(Spec):
     """Pairs of similar length share a step inside windows of this many batches; 1 is a plain shuffle."""
     max_length: int | None = Field(1024, ge=2)
     """Longest side in tokens; both sides must fit."""
-    overlength: Overlength = "drop"
+    overlength: Literal["drop", "error"] = "drop"
     """What happens to longer pairs: drop (counted) or error. Cutting would judge answers without their end."""
     num_heads: int = Field(1, ge=1)
     """Scores per text; more than one is a linear-head ensemble."""
@@ -117,7 +117,7 @@ class Batch:
         return len(self.preference_B)
 
     def counts(self) -> dict[str, Tensor]:
-        """Pairs times heads for every term."""
+        """Pairs times heads for every term; pairs labelled as ties have no right side to be accurate about."""
         pairs = torch.tensor(len(self) * self.num_heads, device=self.preference_B.device)
         return dict.fromkeys(("preference", "centering", "reward/accuracy", "reward/margin", "reward/tie_rate"), pairs)
 
@@ -139,7 +139,7 @@ class State:
 
 
 def encode_pairs(
-    comparisons: Sequence[Comparison], template: Template, max_length: int | None, overlength: Overlength
+    comparisons: Sequence[Comparison], template: Template, max_length: int | None, overlength: Literal["drop", "error"]
 ) -> tuple[tuple[EncodedPair, ...], dict[str, int]]:
     """Render both sides; a pair is kept when both fit. Returns the pairs and what was dropped, by reason."""
     pairs: list[EncodedPair] = []
@@ -153,7 +153,7 @@ def encode_pairs(
             ids.append(rollout.token_ids)
             answer.append(spans[-1].stop - spans[-1].start if spans else 0)
         if max_length is not None and max(len(side) for side in ids) > max_length:
-            if overlength != "drop":
+            if overlength == "error":
                 where = row.meta.get("where", row.id)
                 raise DataError(f"{where}: {max(map(len, ids))} tokens on one side; at most max_length={max_length}")
             dropped[f"longer than {max_length} tokens dropped"] += 1
@@ -202,10 +202,11 @@ def loss(model: RewardModel, batch: Batch, cfg: Reward, features: FeatureCache |
     center_BK = reward_centering(chosen_BK.flatten(), rejected_BK.flatten()).view_as(chosen_BK)
     difference_BK = (chosen_BK - rejected_BK).detach()
     sign_B1 = torch.where(batch.preference_B >= 0.5, 1.0, -1.0).unsqueeze(1)
+    decided_BK = (batch.preference_B != 0.5).unsqueeze(1) & ones_BK
     return {
         "preference": Term(value_BT=pair_BK, mask_BT=ones_BK),
         "centering": Term(value_BT=center_BK, mask_BT=ones_BK, weight=cfg.center_rewards_coefficient),
-        "reward/accuracy": Term(value_BT=_half_tie_accuracy(difference_BK * sign_B1), mask_BT=ones_BK, weight=0.0),
+        "reward/accuracy": Term(value_BT=_half_tie_accuracy(difference_BK * sign_B1), mask_BT=decided_BK, weight=0.0),
         "reward/margin": Term(value_BT=difference_BK, mask_BT=ones_BK, weight=0.0),
         "reward/tie_rate": Term(value_BT=(difference_BK == 0).float(), mask_BT=ones_BK, weight=0.0),
     }
@@ -299,7 +300,7 @@ def train(
 
 def build(cfg: Reward, ranks: Ranks) -> Job:
     """Load model and pairs and return the job that trains them."""
-    model = load_reward_model(cfg.model, num_heads=cfg.num_heads, head="fresh", head_seed=cfg.head_seed)
+    model = load_reward_model(cfg.model, num_heads=cfg.num_heads, head="fresh", head_seed=cfg.head_seed, device=ranks.device)
     model.model.to(ranks.device)
     template = load_template(model.tokenizer, template_of(cfg.model))
     loaded = load_comparisons(cfg.data)
@@ -317,6 +318,8 @@ def build(cfg: Reward, ranks: Ranks) -> Job:
     features = FeatureCache(cfg.feature_cache_dir, model.model) if cfg.feature_cache_dir else None
 
     def export(folder: Path) -> None:
+        model.model.eval()  # training with dropout leaves it on
+        model.model.eval()
         final = evaluate(model, eval_pairs, ranks, cfg.per_device_train_batch_size) if eval_pairs else {}
         extra = {"role": "reward", "template": template_of(cfg.model), "num_heads": cfg.num_heads, "evaluation": final}
         if ranks.is_main:

@@ -3,7 +3,7 @@
     L = - mean over target tokens t of log pi(x_t | x_<t)
 
 Target tokens are the assistant's messages and their end-of-turn tokens; a prompt-completion row counts only its completion.
-The mean is over all target tokens of the optimizer step, over every microbatch and rank (TRL: mean of microbatch means).
+The mean is over all target tokens of the optimizer step, over every microbatch and rank.
 Packing is not needed: rows of similar length share a step and are bucketed inside it.
 """
 
@@ -162,7 +162,7 @@ def build(cfg: SFT, ranks: Ranks) -> Job:
     """Load model and data and return the job that trains them."""
     tokenizer = load_tokenizer(cfg.model)
     template = load_template(tokenizer, template_of(cfg.model))
-    policy = load_policy(cfg.model).to(ranks.device)
+    policy = load_policy(cfg.model, device=ranks.device, seed=cfg.seed).to(ranks.device)
     loaded = load_conversations(cfg.data)
     train_set = encode_rows(loaded.rows, template, cfg.max_length, cfg.overlength)
     notes = [*template.notes, f"data: {loaded.summary()}", f"encoding: {train_set.summary()}"]

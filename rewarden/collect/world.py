@@ -142,7 +142,7 @@ def label_pairs(
     rows: list[dict[str, Any]] = []
     agree = decided = ties = 0
     for place, pair in enumerate(pairs):
-        gold = [world.gold(side.conversation.messages) for side in (pair.first, pair.second)]
+        gold = [_gold(world, side.conversation) for side in (pair.first, pair.second)]
         if gold[0] == gold[1]:
             ties += 1
             if not noisy:
@@ -168,6 +168,10 @@ def label_pairs(
         )
     facts = {"agreement": agree / max(decided, 1), "tied_gold": float(ties), "decided": float(decided)}
     return rows, facts
+
+
+def _gold(world: TripDesk, dialogue: Conversation) -> float:
+    return world.gold(dialogue.messages, truncated=frozenset(dialogue.meta.get("truncated", ())))
 
 
 def _without_last(conversation: Conversation) -> Conversation:

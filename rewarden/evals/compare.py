@@ -26,7 +26,7 @@ from rewarden.spec import Spec
 from rewarden.text.collate import collate, role_mask
 from rewarden.text.render import load_template
 from rewarden.types import Rollout
-from rewarden.worlds import HORIZON, TripDesk
+from rewarden.worlds import HORIZON, TripDesk, TurnFacts
 
 
 class Compare(Spec):
@@ -124,7 +124,7 @@ def add_world_measures(
 ) -> list[Rollout]:
     """Gold through the trained turn, then play on to the last turn and take gold there; returns the longer rollouts."""
     user = WorldUser(world)
-    facts = [world.turn_facts(rollout.conversation.messages)[-1] for rollout in rollouts]
+    facts = [_world_facts(world, rollout)[-1] for rollout in rollouts]
     longer = list(rollouts)
     unfinished = [i for i, fact in enumerate(facts) if fact.turn < HORIZON - 1]
     opened = []
@@ -138,10 +138,15 @@ def add_world_measures(
         longer[i] = rollout
     for row, fact, rollout in zip(rows, facts, longer, strict=True):
         row["gold_turn"] = fact.gold
-        row["gold_end"] = world.gold(rollout.conversation.messages)
+        row["gold_end"] = _world_facts(world, rollout)[-1].gold
         row["malformed"] = float(fact.malformed)
         row["polite"] = float(fact.num_polite)
     return longer
+
+
+def _world_facts(world: TripDesk, rollout: Rollout) -> tuple[TurnFacts, ...]:
+    dialogue = rollout.conversation
+    return world.turn_facts(dialogue.messages, frozenset(dialogue.meta.get("truncated", ())))
 
 
 def _trained_turn(opened: Rollout) -> int:

@@ -31,9 +31,8 @@ def token_rewards(
         rows = empty_B.nonzero().flatten().tolist()
         raise ValueError(f"rows {rows} have no sampled token to carry their score; leave them out and count them")
     penalty_BT = torch.where(mask_BT, -beta * k1(logp_BT, logp_ref_BT), 0.0)
-    position_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
-    last_B1 = torch.where(mask_BT, position_T, -1).amax(dim=1, keepdim=True)
-    return torch.where(position_T == last_B1, penalty_BT + score_B.unsqueeze(1).to(penalty_BT.dtype), penalty_BT)
+    last_BT = mask_BT & (mask_BT.flip(1).cumsum(1).flip(1) == 1)  # holds for no rows too, which amax refuses
+    return torch.where(last_BT, penalty_BT + score_B.unsqueeze(1).to(penalty_BT.dtype), penalty_BT)
 
 
 def gae(

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from rewarden.errors import ConfigError, DataError
 from rewarden.models.forward import MAX_TOKENS, check_lengths, length_buckets
-from rewarden.models.trunk import decoder_layers, final_hidden, final_norm, trunk_of
+from rewarden.models.trunk import decoder_layers, distance, final_hidden, final_norm, trunk_of
 from rewarden.types import TokenBatch
 
 # Keys of a config that change no activation.
@@ -78,6 +78,8 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 class FeatureCache:
     """Frozen activations of token rows on disk under `folder`, for `sequence_scores(model, tokens, features=...)`.
 
+    A folder may be shared by runs and models; None means `default_folder()`.
+
     level: index of the lowest trainable decoder layer; as many as there are layers if only what follows them trains.
     last_only: nothing in the trunk trains, so one final hidden state per row is kept.
     computed, read: rows so far that were computed, and that came from disk.
@@ -85,7 +87,7 @@ class FeatureCache:
     Errors: ConfigError when the lowest layer or the embeddings train, or when the architecture cannot be cut between layers.
     """
 
-    def __init__(self, folder: str | Path, model: nn.Module) -> None:
+    def __init__(self, folder: str | Path | None, model: nn.Module) -> None:
         self.model = model
         self.level, self.last_only = _lowest_trainable(model)
         self.computed = 0
@@ -97,7 +99,7 @@ class FeatureCache:
             )
         self._stamp = self._versions()
         self.weights = self._fingerprint()
-        self.folder = Path(folder) / self.weights[:32]
+        self.folder = (default_folder() if folder is None else Path(folder)) / self.weights[:32]
         self._check_cut()
 
     def last_hidden(self, model: nn.Module, tokens: TokenBatch) -> Callable[[Tensor, Tensor, int], Tensor]:
@@ -154,9 +156,7 @@ class FeatureCache:
         with _evaluating(self.model):
             whole_BTD = final_hidden(trunk_of(self.model), ids_BT)
             lower_BTD = self._lower(ids_BT)
-            fits = isinstance(lower_BTD, Tensor) and torch.allclose(
-                self._upper(ids_BT, lower_BTD), whole_BTD, rtol=1e-4, atol=1e-4
-            )
+            fits = isinstance(lower_BTD, Tensor) and distance(self._upper(ids_BT, lower_BTD), whole_BTD) <= 1e-3
         if not fits:
             raise ConfigError(
                 f"{type(trunk_of(self.model)).__name__} cannot be cut between two layers; turn cached features off for it"
@@ -195,7 +195,7 @@ class FeatureCache:
         absent = [row for row, entry in enumerate(found) if entry is None]
         self.read += len(ids) - len(absent)
         self.computed += len(absent)
-        for group in length_buckets([lengths[row] for row in absent], max_tokens=MAX_TOKENS):
+        for group in length_buckets([lengths[row] for row in absent], max_tokens=MAX_TOKENS["cpu"]):
             rows = [absent[index] for index in group]
             ids_bT = tokens.ids_BT[rows, : lengths[rows[0]]].masked_fill(~tokens.mask_BT[rows, : lengths[rows[0]]], 0)
             for row, hidden_TD in zip(rows, self._lower(ids_bT), strict=True):
@@ -224,6 +224,11 @@ class FeatureCache:
         draft = file.with_suffix(f".writing-{os.getpid()}")
         save_file({"hidden": entry}, draft, metadata={"weights": self.weights, "ids": _ids_hash(ids)})
         os.replace(draft, file)
+
+
+def default_folder() -> Path:
+    """$REWARDEN_CACHE/features, by default ~/.cache/rewarden/features."""
+    return Path(os.environ.get("REWARDEN_CACHE", Path.home() / ".cache" / "rewarden")) / "features"
 
 
 def _ids_hash(ids: tuple[int, ...]) -> str:

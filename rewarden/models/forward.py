@@ -3,7 +3,7 @@
 Rows are sorted by length into sub-batches of at most `max_tokens` padded tokens, run with neither attention mask nor cache
 (exact under right padding, since the models are causal), and only the positions that are asked for are projected. Results
 come back in the order of the rows, with their graph. The split depends on lengths alone, so a batch always gives the same
-bits. On two CPU cores this is about twice as fast as one padded batch with its mask; no loss or gradient changes.
+bits. Rows of 30 to 256 tokens train 1.6 to 1.8 times as fast as in one padded batch with its mask (CPU time, 4.7M parameters).
 
 Models are used in the mode they are in; algorithms keep them in evaluation mode, without dropout.
 """
@@ -25,8 +25,8 @@ from rewarden.types import TokenBatch
 if TYPE_CHECKING:
     from rewarden.models.features import FeatureCache
 
-MAX_TOKENS = 2048
-"""Default bound on padded tokens in one forward pass."""
+MAX_TOKENS = {"cpu": 1024, "cuda": 16384}
+"""Default bound on padded tokens in one forward pass, by device; 512 to 2048 measured alike on a CPU."""
 
 FULL_ENOUGH = 512
 """A sub-batch of this many tokens keeps the processor busy; beyond it a row much shorter than the longest starts a new one."""
@@ -61,7 +61,7 @@ class _Hidden:
     hidden_bTD: Tensor
 
 
-def _hidden_states(model: nn.Module, tokens: TokenBatch, length_B: Tensor, max_tokens: int) -> Iterator[_Hidden]:
+def _hidden_states(model: nn.Module, tokens: TokenBatch, length_B: Tensor, max_tokens: int | None) -> Iterator[_Hidden]:
     """Final hidden states of the first `length_B` tokens of each row, sub-batch by sub-batch."""
     trunk = trunk_of(model)
     ids_BT = tokens.ids_BT.masked_fill(~tokens.mask_BT, 0)
@@ -69,10 +69,11 @@ def _hidden_states(model: nn.Module, tokens: TokenBatch, length_B: Tensor, max_t
         yield _Hidden(row_b, length_b, final_hidden(trunk, ids_BT[row_b, :longest]))
 
 
-def _sub_batches(model: nn.Module, length_B: Tensor, max_tokens: int) -> Iterator[tuple[Tensor, Tensor, int]]:
+def _sub_batches(model: nn.Module, length_B: Tensor, max_tokens: int | None) -> Iterator[tuple[Tensor, Tensor, int]]:
     lengths = length_B.tolist()
     check_lengths(model, lengths)
-    for rows in length_buckets(lengths, max_tokens=max_tokens):
+    bound = max_tokens or MAX_TOKENS.get(length_B.device.type, 4096)
+    for rows in length_buckets(lengths, max_tokens=bound):
         row_b = torch.tensor(rows, device=length_B.device)
         yield row_b, length_B[row_b], lengths[rows[0]]
 
@@ -98,7 +99,7 @@ class _Targets:
     hidden_ND: Tensor
 
 
-def _targets(model: nn.Module, tokens: TokenBatch, mask_BT: Tensor, max_tokens: int) -> Iterator[_Targets]:
+def _targets(model: nn.Module, tokens: TokenBatch, mask_BT: Tensor, max_tokens: int | None) -> Iterator[_Targets]:
     """The hidden states before masked tokens. A row runs only as far as its last masked token needs."""
     if mask_BT.shape != tokens.ids_BT.shape or bool((mask_BT & ~tokens.mask_BT).any()):
         raise DataError(
@@ -129,7 +130,7 @@ def _scatter(shape: torch.Size, row: list[Tensor], position: list[Tensor], value
 
 
 def sequence_logp(
-    model: nn.Module, tokens: TokenBatch, mask_BT: Bool[Tensor, "B T"], *, temperature: float, max_tokens: int = MAX_TOKENS
+    model: nn.Module, tokens: TokenBatch, mask_BT: Bool[Tensor, "B T"], *, temperature: float, max_tokens: int | None = None
 ) -> Float[Tensor, "B T"]:
     """log p(token t | tokens before t) where the mask is True, 0 elsewhere; float32, in nats.
 
@@ -152,7 +153,7 @@ def sequence_logp(
 
 
 def sequence_logp_entropy(
-    model: nn.Module, tokens: TokenBatch, mask_BT: Bool[Tensor, "B T"], *, temperature: float, max_tokens: int = MAX_TOKENS
+    model: nn.Module, tokens: TokenBatch, mask_BT: Bool[Tensor, "B T"], *, temperature: float, max_tokens: int | None = None
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
     """(`sequence_logp`, entropy in nats of the distribution each masked token was drawn from), both at `temperature`.
 
@@ -174,7 +175,7 @@ def sequence_logp_entropy(
     return _scatter(shape, row, position, logp, weight_VD), _scatter(shape, row, position, entropy, weight_VD)
 
 
-def sequence_values(model: nn.Module, tokens: TokenBatch, *, max_tokens: int = MAX_TOKENS) -> Float[Tensor, "B T"]:
+def sequence_values(model: nn.Module, tokens: TokenBatch, *, max_tokens: int | None = None) -> Float[Tensor, "B T"]:
     """value_BT[b, t] is the critic's value of the state before token t; position 0 and padding hold 0; float32.
 
     Errors: DataError for a model with more than one head.
@@ -195,7 +196,7 @@ def sequence_values(model: nn.Module, tokens: TokenBatch, *, max_tokens: int = M
 
 
 def sequence_scores(
-    model: nn.Module, tokens: TokenBatch, *, features: "FeatureCache | None" = None, max_tokens: int = MAX_TOKENS
+    model: nn.Module, tokens: TokenBatch, *, features: "FeatureCache | None" = None, max_tokens: int | None = None
 ) -> Float[Tensor, "B K"]:
     """The scalar heads at each row's last real token, found by the mask; float32.
 

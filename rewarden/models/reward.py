@@ -13,21 +13,9 @@ from rewarden.errors import ConfigError, DataError
 from rewarden.models.folder import ADAPTER, FULL, head_key, is_adapter, read_tensor, tensor_shapes, weight_files
 from rewarden.models.forward import sequence_scores
 from rewarden.models.heads import fresh_head, set_head, with_score
-from rewarden.models.load import (
-    Model,
-    attach_adapter,
-    base_model,
-    check_choice,
-    load_causal,
-    load_config,
-    load_tokenizer,
-    locate,
-    named,
-    prepare_training,
-    pretrained,
-    template_of,
-)
+from rewarden.models.load import attach_adapter, load_causal, load_tokenizer, prepare_training, pretrained
 from rewarden.models.save import Origin, origin_of, remember
+from rewarden.models.source import Model, base_model, check_choice, load_config, locate, named, template_of
 from rewarden.models.trunk import check_forward, score_head
 from rewarden.types import TokenBatch
 

@@ -135,18 +135,25 @@ def check_forward(model: nn.Module) -> None:
     ids_BT = torch.tensor([[1, 2, 3]], device=device) % vocabulary
     padded_BT = torch.cat([ids_BT, torch.zeros_like(ids_BT[:, :2])], dim=1)
     hidden_BTD = final_hidden(trunk, ids_BT)
-    low_precision = hidden_BTD.dtype in (torch.bfloat16, torch.float16)
-    tolerance = 5e-2 if low_precision else 1e-4
+    # Real models have a few huge activations, so rounding is judged against the whole vector; another formula is far off.
+    tolerance = 0.1 if hidden_BTD.dtype in (torch.bfloat16, torch.float16) else 1e-3
     name = type(inner).__name__
-    if not torch.allclose(final_hidden(trunk, padded_BT)[:, :3], hidden_BTD, rtol=tolerance, atol=tolerance):
+    if distance(final_hidden(trunk, padded_BT)[:, :3], hidden_BTD) > tolerance:
         raise ConfigError(f"{name}: padding on the right changes real tokens, so it is not causal; use a decoder-only model")
     if has_score(model):
         score_head(model)
         return
     weight_VD, bias_V = output_projection(model)
+    # A cap of 30 hardly bends small logits, so it might pass the comparison below.
+    capped = getattr(inner.config.get_text_config(), "final_logit_softcapping", None) is not None
     logits_BTV = inner(input_ids=ids_BT, use_cache=False).logits
-    if not torch.allclose(F.linear(hidden_BTD, weight_VD, bias_V), logits_BTV, rtol=tolerance, atol=tolerance):
+    if capped or distance(F.linear(hidden_BTD, weight_VD, bias_V), logits_BTV) > tolerance:
         raise ConfigError(
             f"{name}: its logits are not its LM head applied to its hidden states (scaled or capped logits); "
             "such models are not supported"
         )
+
+
+def distance(got: Tensor, expected: Tensor) -> float:
+    """|got - expected| / |expected|, over all entries."""
+    return float((got.float() - expected.float()).norm() / expected.float().norm().clamp(min=1e-30))

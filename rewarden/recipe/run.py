@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -10,17 +11,29 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from rewarden.errors import ConfigError, ResumeError
-from rewarden.recipe.jobs import parse_stage
+from rewarden.recipe.jobs import parse_recipe
 from rewarden.recipe.read import Recipe, Stage, read_recipe
-from rewarden.recipe.stages import fingerprint, move_aside
-from rewarden.runtime.checkpoint import Resume, check_same_run
-from rewarden.runtime.disk import remove
+from rewarden.recipe.stages import fingerprint, inputs, move_aside, resolved
+from rewarden.runtime.checkpoint import Resume, check_same_run, differences, latest, read_checkpoint
+from rewarden.runtime.disk import remove, writing
 from rewarden.runtime.job import Drive, drive
+from rewarden.runtime.lock import FolderLock
 from rewarden.runtime.ranks import Ranks
 from rewarden.runtime.report import RunFolder
 from rewarden.spec import Spec
 
 MODES = ("auto", "must", "never")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A stage that is parsed: its config, how it is driven, its resolved keys and its fingerprint."""
+
+    stage: Stage
+    spec: Spec
+    how: Drive
+    config: Mapping[str, Any]
+    print_: str
 
 
 def run_recipe(path: Path, overrides: Sequence[str] = (), *, resume: str = "auto") -> Path:
@@ -30,52 +43,63 @@ def run_recipe(path: Path, overrides: Sequence[str] = (), *, resume: str = "auto
     is finished and its config, inputs and the stages it reads are unchanged; in a chain a changed one is moved aside
     (STAGE.1, ...) and run anew. resume: "auto" goes on where a stage stopped, "must" fails when nothing can be resumed,
     "never" starts anew and keeps the old results beside.
+
+    Errors: ConfigError for the recipe; ResumeError when the folder is in use, or holds another run, or nothing under "must".
     """
     if resume not in MODES:
         raise ConfigError(f"resume is {resume!r}; use one of {', '.join(MODES)}")
     recipe = read_recipe(path, overrides)
-    parsed = [parse_stage(stage, _where(recipe, stage)) for stage in recipe.stages]
+    parsed = parse_recipe(recipe)
     ranks = Ranks.start()
-    console = Console(soft_wrap=True, highlight=False, quiet=not ranks.is_main)
-    prints: dict[str, str] = {}
-    for number, (stage, (spec, how)) in enumerate(zip(recipe.stages, parsed, strict=True), start=1):
-        upstream = {s.folder: prints[s.name] for s in recipe.stages if s.name in stage.reads}
-        prints[stage.name] = ranks.broadcast_object(fingerprint(dict(stage.raw), upstream))
-        if recipe.is_chain:
-            console.rule(f"{recipe.name}: {stage.name} ({number} of {len(recipe.stages)})", align="left")
-            ranks.on_main(partial(_clear_changed, stage, prints[stage.name], console))
-        run_stage(stage, spec, how, prints[stage.name], ranks, resume=cast(Resume, resume), console=console)
+    console = Console(soft_wrap=True, highlight=False, markup=False, quiet=not ranks.is_main)
+    prints = ranks.on_main(lambda: fingerprints(recipe, parsed))
+    ready = [
+        Ready(stage=stage, spec=spec, how=how, config=resolved(str(stage.raw["kind"]), spec), print_=prints[stage.name])
+        for stage, (spec, how) in zip(recipe.stages, parsed, strict=True)
+    ]
+    if not recipe.is_chain:
+        run_stage(ready[0], ranks, resume=cast(Resume, resume), console=console)
+        return recipe.folder
+    lock = FolderLock(recipe.folder / ".lock")
+    ranks.on_main(lambda: _open_chain(recipe, ready, lock, resume, console))
+    try:
+        for number, item in enumerate(ready, start=1):
+            console.rule(f"{recipe.name}: {item.stage.name} ({number} of {len(ready)})", align="left")
+            ranks.on_main(partial(_clear_changed, item, console))
+            # "must" was about the chain: a stage that it has not reached yet has nothing to resume.
+            run_stage(item, ranks, resume="never" if resume == "never" else "auto", console=console)
+    finally:
+        if ranks.is_main:
+            lock.release()
     return recipe.folder
 
 
-def run_stage(
-    stage: Stage, spec: Spec, how: Mapping[str, Any], print_: str, ranks: Ranks, *, resume: Resume, console: Console
-) -> None:
+def fingerprints(recipe: Recipe, parsed: Sequence[tuple[Spec, Drive]]) -> dict[str, str]:
+    """By stage; each covers those of the stages it reads."""
+    folders = {stage.name: stage.folder for stage in recipe.stages}
+    prints: dict[str, str] = {}
+    for stage, (spec, _) in zip(recipe.stages, parsed, strict=True):
+        upstream = {folders[name]: prints[name] for name in stage.reads}
+        prints[stage.name] = fingerprint(str(stage.raw["kind"]), spec, upstream)
+    return prints
+
+
+def run_stage(ready: Ready, ranks: Ranks, *, resume: Resume, console: Console) -> None:
     """One stage: a job that is driven step by step, or a function that writes its folder in one go."""
-    folder = RunFolder(stage.folder)
-    raw = dict(stage.raw)
-    if hasattr(spec, "build"):
-        done = _finished(folder, print_) if resume != "never" else False
-        if done:
-            console.print(f"{stage.name}: finished and unchanged, skipped")
-            return
-        job = spec.build(ranks)
-        seed = getattr(spec, "seed", 0)
-        drive(job, folder, ranks, resume=resume, cfg=Drive(**{"seed": seed, **how}), recipe=raw, fingerprint=print_)
+    folder = RunFolder(ready.stage.folder)
+    if not hasattr(ready.spec, "build"):
+        ranks.on_main(lambda: _run_once(ready, folder, ranks, resume, console))
         return
-    ranks.on_main(lambda: _run_once(stage, spec, folder, raw, print_, ranks, resume, console))
+    if resume != "never" and _finished(folder, ready.print_):
+        console.print(f"{ready.stage.name}: finished and unchanged, skipped")
+        return
+    if resume != "never":
+        _refuse_changed_inputs(folder, ready)
+    job = ready.spec.build(ranks)
+    drive(job, folder, ranks, resume=resume, cfg=ready.how, recipe=ready.config, fingerprint=ready.print_)
 
 
-def _run_once(
-    stage: Stage,
-    spec: Any,
-    folder: RunFolder,
-    raw: dict[str, Any],
-    print_: str,
-    ranks: Ranks,
-    resume: Resume,
-    console: Console,
-) -> None:
+def _run_once(ready: Ready, folder: RunFolder, ranks: Ranks, resume: Resume, console: Console) -> None:
     for line in folder.open():
         console.print(line)
     try:
@@ -85,23 +109,42 @@ def _run_once(
                 console.print(line)
             done = None
         if done is not None:
-            check_same_run(folder.path, (done["fingerprint"], done["recipe"]), (print_, raw), label="finished run")
+            _refuse_changed_inputs(folder, ready)
+            now = (ready.print_, ready.config)
+            check_same_run(folder.path, (done["fingerprint"], done["recipe"]), now, label="finished run")
             if all((folder.path / name).exists() for name in done["exported"]):
-                console.print(f"{stage.name}: finished and unchanged, skipped")
+                console.print(f"{ready.stage.name}: finished and unchanged, skipped")
                 return
-        folder.write_recipe(raw)
+        if resume == "must":
+            raise ResumeError(f"{folder.path} holds no finished run, and resume is 'must'; use --resume auto to start")
+        folder.write_recipe(ready.config)
         folder.write_env(ranks)
         staging = folder.path / ".tmp-export"
         if staging.exists():
             remove(staging)
         staging.mkdir()
-        facts = spec.run(staging)
+        facts = cast(Any, ready.spec).run(staging)
         (staging / "facts.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
         names = folder.take(staging)
-        folder.write_done({"step": 1, "fingerprint": print_, "recipe": raw, "exported": names})
-        console.print(f"{stage.name}: done; results in {folder.path}")
+        folder.write_done({"step": 1, "fingerprint": ready.print_, "recipe": ready.config, "exported": names})
+        console.print(f"{ready.stage.name}: done; results in {folder.path}")
     finally:
         folder.close()
+
+
+def _open_chain(recipe: Recipe, ready: Sequence[Ready], lock: FolderLock, resume: str, console: Console) -> None:
+    """Lock the chain's folder: a second run with other overrides would move stages aside under the first one."""
+    with writing(recipe.folder):
+        recipe.folder.mkdir(parents=True, exist_ok=True)
+    notice = lock.acquire()
+    if notice:
+        console.print(notice)
+    if resume == "must" and not any(_saved(RunFolder(r.stage.folder)).get("fingerprint") == r.print_ for r in ready):
+        lock.release()
+        raise ResumeError(
+            f"{recipe.folder} holds no stage of this recipe that is finished or has a checkpoint, and resume is 'must'; "
+            "check output_dir and name, or use --resume auto to start"
+        )
 
 
 def _finished(folder: RunFolder, print_: str) -> bool:
@@ -112,28 +155,42 @@ def _finished(folder: RunFolder, print_: str) -> bool:
     return all((folder.path / name).exists() for name in done["exported"])
 
 
-def _clear_changed(stage: Stage, print_: str, console: Console) -> None:
+def _clear_changed(ready: Ready, console: Console) -> None:
     """Move a stage of another fingerprint aside; a chain then makes it anew."""
-    folder = RunFolder(stage.folder)
-    saved = folder.read_done() or _newest_checkpoint(folder)
-    if saved is not None and saved["fingerprint"] != print_:
-        console.print(f"{stage.name}: its config or inputs changed; the old results are kept in {move_aside(stage.folder)}")
+    folder = RunFolder(ready.stage.folder)
+    saved = _saved(folder)
+    if saved and saved["fingerprint"] != ready.print_:
+        folder.open()  # refuses when the stage is being run on its own
+        folder.close()
+        aside = move_aside(folder.path)
+        console.print(f"{ready.stage.name}: its config or inputs changed; the old results are kept in {aside}")
 
 
-def _newest_checkpoint(folder: RunFolder) -> dict[str, Any] | None:
-    from rewarden.runtime.checkpoint import latest, read_checkpoint
+def _refuse_changed_inputs(folder: RunFolder, ready: Ready) -> None:
+    """The same config on other inputs: say that it is the inputs, which the config does not show."""
+    saved = _saved(folder)
+    if not saved or saved["fingerprint"] == ready.print_ or differences(saved["recipe"], ready.config):
+        return
+    names = sorted(inputs(ready.config, {})) or ["an earlier stage"]
+    raise ResumeError(
+        f"{folder.path} holds a run of the same recipe on other inputs; one of these has changed: {', '.join(names)}. "
+        "Put it back, choose another name, or start over with --resume never (what is there is moved aside)"
+    )
 
+
+def _saved(folder: RunFolder) -> dict[str, Any]:
+    """Fingerprint and recipe of the finished run or the newest checkpoint; {} when there is neither."""
+    done = folder.read_done()
+    if done is not None:
+        return done
     path = latest(folder.checkpoints)
     if path is None:
-        return None
+        return {}
     try:
-        return {"fingerprint": read_checkpoint(path).fingerprint}
-    except ResumeError:
-        return None
-
-
-def _where(recipe: Recipe, stage: Stage) -> str:
-    return f"{recipe.path}: stage {stage.name}" if recipe.is_chain else str(recipe.path)
+        found = read_checkpoint(path)
+    except ResumeError:  # damaged: `drive` opens it again and says what is wrong
+        return {}
+    return {"fingerprint": found.fingerprint, "recipe": found.recipe}
 
 
 def show_comparison(folder: Path) -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,39 +11,55 @@ from rich.markup import escape
 from rewarden.algos.ppo import PPO
 from rewarden.algos.reward import Reward
 from rewarden.algos.sft import SFT
-from rewarden.recipe.jobs import parse_stage
+from rewarden.recipe.jobs import mappings, parse_part, parse_recipe
 from rewarden.recipe.read import read_recipe
 from rewarden.spec import Spec
 
 
 def show_recipe(path: Path, overrides: Sequence[str]) -> None:
-    """Print every stage of the recipe: key, value, where the value comes from, help."""
+    """Print every stage of the recipe: key, value, whether it was set, help; then how batches are cut."""
     recipe = read_recipe(path, overrides)
+    parsed = parse_recipe(recipe)
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"[bold]{escape(str(recipe.folder))}[/bold]  ({len(recipe.stages)} stage{'s' * (len(recipe.stages) > 1)})")
-    for stage in recipe.stages:
-        spec, drive = parse_stage(stage, f"{path}: {stage.name}" if recipe.is_chain else str(path))
+    for stage, (spec, drive) in zip(recipe.stages, parsed, strict=True):
         console.print(
-            f"\n[bold]{escape(stage.name)}[/bold]: {stage.raw['kind']}"
+            f"\n[bold]{escape(stage.name)}[/bold]: {escape(str(stage.raw['kind']))}"
             + (f", after {', '.join(stage.reads)}" if stage.reads else "")
         )
-        for key, value, given, text in lines(spec):
-            mark = "[green]set[/green]    " if given else "[dim]default[/dim]"
-            console.print(f"  {mark} {escape(key)} = {escape(repr(value))}  [dim]{escape(text)}[/dim]")
-        for key, value in drive.items():
-            console.print(f"  [green]set[/green]     {key} = {value!r}")
-        for line in batch_plan(spec):
-            console.print(f"  [cyan]plan[/cyan]    {escape(line)}")
+        driven = [line for line in lines(drive) if line.key != "seed"] if hasattr(spec, "build") else []
+        for line in [*lines(spec), *driven]:
+            mark = "[green]set[/green]    " if line.given else "[dim]default[/dim]"
+            console.print(f"  {mark} {escape(line.key)} = {escape(repr(line.value))}  [dim]{escape(line.help)}[/dim]")
+        for text in batch_plan(spec):
+            console.print(f"  [cyan]plan[/cyan]    {escape(text)}")
 
 
-def lines(spec: Spec, prefix: str = "") -> Iterator[tuple[str, Any, bool, str]]:
-    """(dotted key, value, was it given, help) of every field, nested ones in place."""
-    for name, field in type(spec).model_fields.items():
+class Line(NamedTuple):
+    """One key as it is shown."""
+
+    key: str
+    value: Any
+    given: bool
+    help: str
+
+
+def lines(spec: Spec, prefix: str = "", given: bool = True) -> Iterator[Line]:
+    """Every key of a config, nested ones in place; given: whether the config itself was set and is not a default."""
+    parts = dict(mappings(spec))
+    texts = {name: " ".join((field.description or "").split()) for name, field in type(spec).model_fields.items()}
+    for name, text in texts.items():
         value = getattr(spec, name)
+        was_set = given and name in spec.model_fields_set
+        inside = {key: raw for key, raw in parts.items() if key == name or key.startswith(f"{name}.")}
         if isinstance(value, Spec):
-            yield from lines(value, f"{prefix}{name}.")
+            yield from lines(value, f"{prefix}{name}.", was_set)
+        elif inside:
+            for key, raw in inside.items():
+                yield Line(f"{prefix}{key}.kind", raw["kind"], was_set, text)
+                yield from lines(parse_part(key, raw, ""), f"{prefix}{key}.", was_set)
         else:
-            yield f"{prefix}{name}", value, name in spec.model_fields_set, field.description or ""
+            yield Line(f"{prefix}{name}", value, was_set, text)
 
 
 def batch_plan(spec: Spec, world: int = 1) -> list[str]:

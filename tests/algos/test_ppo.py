@@ -151,7 +151,7 @@ def test_a_score_that_does_not_apply_leaves_its_rollout_out(world_files):
     alone, moments_alone, facts_alone = ppo.prepare(
         actors, [item for i, item in enumerate(scored) if i % 2 == 0], Moments(), cfg, ranks
     )
-    assert facts["score/not_applicable"] == len(scored) // 2
+    assert facts["score/unscored"] == len(scored) // 2
     assert moments == moments_alone
     assert len(mixed) == len(scored) - len(scored) // 2
     torch.testing.assert_close(mixed.advantage_BT[mixed.mask_BT], alone.advantage_BT[alone.mask_BT], atol=1e-5, rtol=0)
@@ -239,3 +239,29 @@ def test_impossible_batch_sizes_are_refused_with_both_numbers(world_files):
 def test_state_survives_json(world_files):
     state = State(step=3, moments=Moments().update(torch.tensor([1.0, 2.0])), start={"eval/score": 0.5}, best_criterion=0.25)
     assert State.restore(json.loads(json.dumps(state.dump()))) == state
+
+
+def mostly_silent(completions, **_):
+    return [1.0 if i == 0 else None for i in range(len(completions))]
+
+
+def test_one_scored_rollout_of_a_round_is_enough_to_go_on(world_files):
+    cfg = config(world_files, reward={"kind": "function", "path": "tests.algos.test_ppo:mostly_silent"}, max_steps=1)
+    report = next(iter(run(cfg))).report
+    assert report["score/unscored"] == 7
+    assert report["score/num_not_applicable"] == 7
+    assert report["policy_version"] == 1
+
+
+def silent(completions, **_):
+    return [None] * len(completions)
+
+
+def test_a_round_without_any_score_is_refused(world_files):
+    with pytest.raises(ScoreError, match="none of the"):
+        list(run(config(world_files, reward={"kind": "function", "path": "tests.algos.test_ppo:silent"})))
+
+
+def test_temperature_zero_is_refused_when_the_recipe_is_read(world_files):
+    with pytest.raises(ValueError, match="temperature 0 has no probabilities"):
+        config(world_files, sampling=Sampling(max_completion_length=6, temperature=0.0))

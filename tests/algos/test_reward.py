@@ -90,7 +90,7 @@ def test_heads_trained_together_have_the_mean_of_their_losses(world_files):
     term = reward.loss(model, batch, cfg, None)["preference"]
     assert term.value_BT.shape == (5, 3)
     assert int(batch.counts()["preference"]) == 15
-    assert len({round(float(v), 5) for v in term.value_BT[0]}) == 3
+    assert len({round(v, 5) for v in term.value_BT[0].tolist()}) == 3
 
 
 def test_training_learns_a_planted_preference_for_longer_answers(world_files, tmp_path):

@@ -125,6 +125,11 @@ def test_a_model_whose_lowest_layer_trains_has_nothing_to_cache(fields, saved, t
         FeatureCache(tmp_path, reward(saved("llama"), **fields))
 
 
+def test_without_a_folder_the_cache_lies_where_the_environment_says(saved, tmp_path, monkeypatch):
+    monkeypatch.setenv("REWARDEN_CACHE", str(tmp_path / "mine"))
+    assert FeatureCache(None, reward(saved("llama"), trainable_layers=1)).folder.parent == tmp_path / "mine" / "features"
+
+
 def test_cached_activations_carry_no_dropout(saved, tmp_path, rows):
     model = reward(saved("gpt2", attn_pdrop=0.5, resid_pdrop=0.5, embd_pdrop=0.5), trainable_layers=1)
     batch = batch_of(rows)

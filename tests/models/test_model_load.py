@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertMo
 
 from rewarden.errors import ConfigError
 from rewarden.models.forward import sequence_logp
-from rewarden.models.load import Model, load_policy, load_tokenizer, resolve_dtype, save_model, template_of, trainable
+from rewarden.models.load import Model, load_policy, load_tokenizer, save_model, template_of, trainable
+from rewarden.models.source import resolve_dtype
 from rewarden.models.trunk import check_forward
 
 # peft asks transformers for an attribute under its old name; here peft is used directly.
@@ -274,10 +275,12 @@ def test_a_model_that_looks_ahead_or_scales_its_logits_is_refused():
     with pytest.raises(ConfigError, match="not causal"):
         check_forward(BertModel(BertConfig(**sizes, initializer_range=0.5)).eval())
 
-    from transformers import CohereConfig, CohereForCausalLM
+    from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
     with pytest.raises(ConfigError, match="scaled or capped logits"):
         check_forward(CohereForCausalLM(CohereConfig(**sizes, num_key_value_heads=2, pad_token_id=0)).eval())
+    with pytest.raises(ConfigError, match="scaled or capped logits"):
+        check_forward(Gemma2ForCausalLM(Gemma2Config(**sizes, num_key_value_heads=2, head_dim=8)).eval())
 
 
 def test_dtype_is_what_the_device_computes_natively(monkeypatch):
