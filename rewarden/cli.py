@@ -35,7 +35,7 @@ def demo(
     overrides: Overrides = None,
     resume: Resume = "auto",
 ) -> None:
-    """SFT, reward model and PPO in the built-in world, then a table and dialogues before and after. About five minutes."""
+    """SFT, reward model and PPO in the built-in world, then a table and dialogues before and after. A few minutes."""
     from rewarden.recipe.demo import demo_recipe
     from rewarden.recipe.run import run_recipe, show_comparison
 

@@ -75,7 +75,7 @@ class RunFolder:
     def truncate(self, step: int) -> list[str]:
         """Drop metrics and samples of steps after `step`, which will be done again; returns lines for people."""
         steps = self.metrics.truncate(step)
-        rows = self.samples.truncate(step)
+        rows = self.samples.truncate(step or -1)  # a start from the beginning also makes its rows of step 0 again
         lines = []
         if steps:
             lines.append(f"dropped {len(steps)} lines of metrics.jsonl after step {step}: no checkpoint holds those steps")

@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from rewarden.runtime.metrics import read_metrics
+from rewarden.runtime.report import RunFolder
 from rewarden.runtime.samples import Samples
 
 ROOT = Path(__file__).parents[2]
@@ -254,6 +255,17 @@ def test_two_kills_and_resumes_equal_never_stopped(world_files, tmp_path, kind):
     assert f"resuming after step {before} from" in output
     assert "the last run was killed while writing or deleting it" in output
     assert_same_run(victim.folder, once, steps)
+
+
+def test_a_start_from_the_beginning_keeps_no_transcripts_of_the_policy_before_training(tmp_path):
+    """PPO evaluates before its first step and stamps those rows with step 0; a run without a checkpoint does so again."""
+    folder = RunFolder(tmp_path)
+    rows = [{"step": 0, "kind": "eval"}, {"step": 1, "kind": "rollout"}, {"step": 1, "kind": "eval"}]
+    folder.samples.append(1, rows)
+    assert folder.truncate(1) == []
+    assert folder.samples.read() == rows
+    assert "dropped 3 rows" in folder.truncate(0)[0]
+    assert folder.samples.read() == []
 
 
 @pytest.mark.slow

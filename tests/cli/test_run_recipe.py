@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from rewarden.errors import ConfigError, ResumeError
 from rewarden.recipe.run import run_recipe
+from rewarden.runtime.lock import FolderLock
 from rewarden.runtime.report import RunFolder
 
 TWO = """
@@ -173,6 +175,18 @@ def test_an_unknown_resume_mode_is_refused(write):
 def test_a_chain_that_is_running_refuses_a_second_run(write):
     path = write(TWO)
     run_recipe(path)
+    ran()
+    lock = FolderLock(Path("runs/recipe/.lock"))
+    lock.acquire()
+    with pytest.raises(ResumeError, match="runs/recipe is in use by pid"):
+        run_recipe(path, ["apart.text=c"])
+    lock.release()
+    assert ran() == ""
+
+
+def test_a_stage_that_is_run_on_its_own_is_not_moved_aside(write):
+    path = write(TWO)
+    run_recipe(path)
     folder = RunFolder("runs/recipe/first")
     folder.open()
     try:
@@ -202,16 +216,21 @@ def test_a_single_recipe_on_changed_inputs_is_refused_with_their_names(write):
         run_recipe(path)
 
 
-def test_training_resumes_where_it_stopped(sft):
-    run_recipe(sft)
-    whole = metrics()
+def test_training_resumes_after_its_newest_checkpoint(sft, capsys):
+    run_recipe(sft, ["save_total_limit=null"])
+    whole, weights = metrics(), Path("runs/tiny/model/model.safetensors").read_bytes()
     assert [row["step"] for row in whole] == [1, 2, 3]
-    run_recipe(sft, ["name=parts", "max_steps=2"])
-    first = Path("runs/parts/checkpoints").iterdir()
-    assert [path.name for path in first] == ["step-00000002"]
+    shutil.rmtree("runs/tiny/checkpoints/step-00000003")  # as if it had been killed in its last step
+    shutil.rmtree("runs/tiny/model")
+    Path("runs/tiny/done.json").unlink()
+    run_recipe(sft, ["view=plain"])
+    assert "resuming after step 2" in capsys.readouterr().out
+    again = metrics()
+    assert [(row["step"], row["loss/nll"]) for row in again] == [(row["step"], row["loss/nll"]) for row in whole]
+    assert Path("runs/tiny/model/model.safetensors").read_bytes() == weights
 
 
-def test_a_killed_training_run_goes_on_and_ends_as_if_it_had_not_stopped(sft, world_files):
+def test_a_run_whose_last_step_is_saved_only_exports_and_another_config_is_refused(sft):
     run_recipe(sft)
     done = Path("runs/tiny/done.json")
     weights = Path("runs/tiny/model/model.safetensors").read_bytes()
@@ -225,7 +244,6 @@ def test_a_killed_training_run_goes_on_and_ends_as_if_it_had_not_stopped(sft, wo
     done.unlink()
     with pytest.raises(ResumeError, match=r"(?s)checkpoint in .*optim.learning_rate: 0.001 -> 0.002"):
         run_recipe(sft, ["optim.learning_rate=2e-3"])
-    Path("copy.jsonl").write_bytes(world_files.dialogues.read_bytes())
     with pytest.raises(ResumeError, match="no checkpoint, and resume is 'must'"):
         run_recipe(sft, ["name=other"], resume="must")
 

@@ -188,29 +188,29 @@ def check_accuracy(folders: Mapping[int, Path], low: float, high: float, record_
 
 def test_a_reward_model_from_two_thousand_pairs_has_its_accuracy(record_property):
     record_property("point", "3 reward model, 2,000 pairs, 2 epochs, lr 7e-4: accuracy .65-.74 against noiseless gold order")
-    check_accuracy(runs.plain_rewards(SEEDS), 0.65, 0.74, record_property)
+    check_accuracy(runs.reward_models("plain", SEEDS), 0.65, 0.74, record_property)
 
 
-def test_the_demos_reward_model_has_its_accuracy(chains, record_property):
-    record_property("point", "3 reward model, 4,300 pairs, 1 epoch, lr 1e-3: accuracy .72-.79 against noiseless gold order")
-    check_accuracy({seed: chain / "reward" for seed, chain in chains.items()}, 0.72, 0.79, record_property)
+def test_a_reward_model_from_four_thousand_pairs_has_its_accuracy(record_property):
+    record_property("point", "3 reward model, 4,300 pairs, 2 epochs, lr 5e-4: accuracy .72-.79 against noiseless gold order")
+    check_accuracy(runs.reward_models("large", SEEDS), 0.72, 0.79, record_property)
 
 
 @pytest.fixture(scope="module")
 def ppo(chains) -> dict[int, dict[str, dict[int, dict[str, float]]]]:
     """seed -> "safe" or "vanilla" -> step -> what 256 held-out prompts measure; step 0 is the SFT policy."""
-    vanilla = runs.vanilla_runs(SEEDS)
+    folders = {kind: runs.ppo_runs(kind, SEEDS) for kind in ("vanilla", "safe")}
     asked = {
         f"seed{seed}-{kind}": {
             "reference": str(chains[seed] / "sft" / "model"),
-            "reward": str(chains[seed] / "reward" / "model"),
+            "reward": str(runs.folder(seed) / "reward_plain" / "model"),
             "prompts": str(chains[seed] / "pairs" / "heldout.jsonl"),
-            "run": str(folder),
+            "run": str(folders[kind][seed]),
             "count": PROMPTS,
             "seed": seed,
         }
         for seed in SEEDS
-        for kind, folder in (("vanilla", vanilla[seed]), ("safe", chains[seed] / "ppo"))
+        for kind in ("vanilla", "safe")
     }
     answers = runs.measure("steps", asked)
     out = {seed: {kind: by_step(answers[f"seed{seed}-{kind}"]) for kind in ("vanilla", "safe")} for seed in SEEDS}

@@ -1,8 +1,9 @@
 """The runs in the built-in world that several slow tests read: made once, kept, and skipped while finished and unchanged.
 
-    RUNS/seed0/start sft pairs reward ppo compare   the demo's chain; ppo keeps the checkpoint of every step
-               reward_plain                         the reward model from fewer pairs
-               ppo_vanilla                          PPO without its safeguards, with the checkpoint of every step
+    RUNS/seed0/start sft pairs reward ppo compare   the demo's chain
+               reward_plain reward_large            reward models from 2,000 and 4,300 of its pairs
+               ppo_safe ppo_vanilla                 PPO with and without its safeguards against reward_plain, at the same learning
+                                                    rate, with the checkpoint of every step
     RUNS/measured/...json                           what a policy said, or how it scored step by step
     RUNS/logs/...log                                what every process printed
 
@@ -29,11 +30,12 @@ RECIPES = ROOT / "recipes"
 RUNS = Path(os.environ.get("REWARDEN_SLOW_RUNS") or ROOT / "slow" / "runs").resolve()
 STAGES = ("start", "sft", "pairs", "reward", "ppo", "compare")
 
-# How a run is saved changes no number of it, so the chain stays the demo's.
 KEEP_STEPS = ("save_steps=1", "save_total_limit=null")
-CHAIN = tuple(f"ppo.{text}" for text in KEEP_STEPS)
-PLAIN = ("data.max_rows=2000", "num_train_epochs=2", "optim.learning_rate=7e-4")
-VANILLA: tuple[str, ...] = ()
+REWARDS = {
+    "plain": ("data.max_rows=2000", "num_train_epochs=2", "optim.learning_rate=7e-4"),
+    "large": ("data.max_rows=4300", "num_train_epochs=2", "optim.learning_rate=5e-4"),
+}
+SAFE = ("max_steps=10", "optim.learning_rate=1e-3", "critic_optim.learning_rate=1e-3")
 
 TIMEOUT = 3600
 OTHER_RECIPE = "was made by another recipe"
@@ -67,7 +69,7 @@ def chains(seeds: Sequence[int]) -> dict[int, Path]:
         seed: recipe_task(
             f"seed{seed}-demo",
             "demo.yaml",
-            (f"name=seed{seed}", f"output_dir={RUNS}", f"seed={seed}", *CHAIN),
+            (f"name=seed{seed}", f"output_dir={RUNS}", f"seed={seed}"),
             threads=2 if seed == 0 else 1,
         )
         for seed in seeds
@@ -79,54 +81,55 @@ def chains(seeds: Sequence[int]) -> dict[int, Path]:
     return {seed: folder(seed) for seed in seeds}
 
 
-def plain_rewards(seeds: Sequence[int]) -> dict[int, Path]:
-    """The smaller reward model on each seed's chain."""
+def reward_models(kind: str, seeds: Sequence[int]) -> dict[int, Path]:
+    """The reward model of this kind (plain, large) on each seed's chain."""
     chains(seeds)
     side_by_side(
         [
             recipe_task(
-                f"seed{seed}-reward_plain",
+                f"seed{seed}-reward_{kind}",
                 "reward_world.yaml",
                 (
-                    "name=reward_plain",
+                    f"name=reward_{kind}",
                     f"output_dir={folder(seed)}",
                     f"model.model_name_or_path={folder(seed)}/sft/model",
                     f"data.path={folder(seed)}/pairs/pairs.jsonl",
                     f"eval_data.path={folder(seed)}/pairs/pairs_test.jsonl",
                     f"head_seed={seed}",
                     f"seed={seed}",
-                    *PLAIN,
+                    *REWARDS[kind],
                 ),
             )
             for seed in seeds
         ]
     )
-    return {seed: folder(seed) / "reward_plain" for seed in seeds}
+    return {seed: folder(seed) / f"reward_{kind}" for seed in seeds}
 
 
-def vanilla_runs(seeds: Sequence[int]) -> dict[int, Path]:
-    """PPO without safeguards on each seed's chain: same SFT policy, reward model, prompts and seed."""
-    chains(seeds)
+def ppo_runs(kind: str, seeds: Sequence[int]) -> dict[int, Path]:
+    """PPO with ("safe") or without ("vanilla") its safeguards: same SFT policy, reward model, prompts, learning rate and seed."""
+    rewards = reward_models("plain", seeds)
+    recipe, extra = {"safe": ("ppo_world.yaml", SAFE), "vanilla": ("ppo_world_vanilla.yaml", ())}[kind]
     side_by_side(
         [
             recipe_task(
-                f"seed{seed}-ppo_vanilla",
-                "ppo_world_vanilla.yaml",
+                f"seed{seed}-ppo_{kind}",
+                recipe,
                 (
-                    "name=ppo_vanilla",
+                    f"name=ppo_{kind}",
                     f"output_dir={folder(seed)}",
                     f"policy.model_name_or_path={folder(seed)}/sft/model",
-                    f"reward.path={folder(seed)}/reward/model",
+                    f"reward.path={rewards[seed]}/model",
                     f"data.path={folder(seed)}/pairs/prompts.jsonl",
                     f"seed={seed}",
                     *KEEP_STEPS,
-                    *VANILLA,
+                    *extra,
                 ),
             )
             for seed in seeds
         ]
     )
-    return {seed: folder(seed) / "ppo_vanilla" for seed in seeds}
+    return {seed: folder(seed) / f"ppo_{kind}" for seed in seeds}
 
 
 def measure(kind: str, asked: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
