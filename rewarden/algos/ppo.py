@@ -12,7 +12,6 @@ microbatch and rank. `logp_old` is recomputed by the training forward; the sampl
 gaps are counted. docs/algorithms/ppo.md lists every detail and where we differ.
 """
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -25,6 +24,14 @@ from torch import Tensor
 
 from rewarden.algos.actors import Actors, build_actors, load_prompt_rollouts
 from rewarden.algos.evaluation import evaluate_policy, sample_and_score, transcripts
+from rewarden.algos.facts import (
+    global_explained_variance,
+    global_means,
+    logp_gap,
+    sampling_facts,
+    score_facts,
+    self_check,
+)
 from rewarden.algos.scores import merged, process_scores
 from rewarden.algos.selection import BestWeights, Selection, criterion
 from rewarden.data.sources import Data
@@ -34,7 +41,6 @@ from rewarden.maths import (
     Moments,
     clipped_surrogate,
     clipped_value_loss,
-    explained_variance,
     gae,
     is_clipped,
     is_value_clipped,
@@ -52,15 +58,10 @@ from rewarden.runtime.optim import Group, Optim, Optimizer
 from rewarden.runtime.ranks import Ranks
 from rewarden.runtime.seed import generator, seed_of
 from rewarden.runtime.step import split_batch, summarize, update
-from rewarden.scoring import parse_scorer, score_report
+from rewarden.scoring import parse_scorer
 from rewarden.spec import Spec
 from rewarden.text.collate import collate, role_mask
 from rewarden.types import Rollout, ScoredRollout, Term, TokenBatch
-
-log = logging.getLogger(__name__)
-
-LOGP_GAP = 1e-4
-"""Sampler and trainer log-probs further apart than this are counted (nats)."""
 
 
 class PPO(Spec):
@@ -237,65 +238,37 @@ def prepare(
         advantage_BT=whitened_BT if cfg.whiten_advantages else advantage_BT,
         return_BT=return_BT,
     )
-    sampler_BT = torch.zeros_like(logp_BT)
-    sampler_BT[mask_BT] = torch.tensor([logp for r in rollouts for logp in r.logp_sampler], device=ranks.device)
-    gap_BT = torch.where(mask_BT, (sampler_BT - logp_BT).abs(), 0.0)
-    known_1N, target_1N = (
-        torch.cat(ranks.gather_objects(x_BT[mask_BT].cpu())).unsqueeze(0) for x_BT in (value_BT, return_BT)
-    )  # a mean over ranks of the variance they explain would not be the variance explained
-    per_token = {
-        "kl/k1": k1(logp_BT, logp_ref_BT),
-        "kl/k3": k3(logp_BT, logp_ref_BT),
-        "entropy/mean": entropy_BT,
-        "value/mean": value_BT,
-        "return/mean": return_BT,
-    }
-    per_rollout = {
-        "score/mean": raw_B,
-        "score/processed_mean": score_B,
-        "score/clip_fraction": clipped_B,
-        "reward/rlhf": reward_BT.sum(1),
-        "kl/sequence": (k1(logp_BT, logp_ref_BT) * mask_BT).sum(1),
-    }
-    facts = global_means(per_token, mask_BT, ranks) | global_means(per_rollout, torch.ones_like(raw_B, dtype=torch.bool), ranks)
-    facts |= {
-        "score/std": merged(Moments().update(raw_B), ranks).var(ddof=0) ** 0.5,
+    facts = {
         "score/running_mean": moments.mean,
         "score/running_std": moments.var(ddof=1) ** 0.5,
-        "score/unscored": float(ranks.sum(len(scored) - len(usable))),
-        "value/explained_variance": float(explained_variance(known_1N, target_1N, torch.ones_like(known_1N, dtype=torch.bool))),
         "advantage/std": spread.var(ddof=0) ** 0.5,
-        "rollout/logp_gap_tokens": float(ranks.sum(int((gap_BT > LOGP_GAP).sum()))),
-        "rollout/logp_gap_max": ranks.max(float(gap_BT.max()) if len(gap_BT) else 0.0),
+        "value/explained_variance": global_explained_variance(value_BT, return_BT, mask_BT, ranks),
     }
-    scores = [score for part in ranks.gather_objects([item.score for item in scored]) for score in part]
-    return batch, moments, score_report(scores) | facts | sampling_facts(actors, scored, ranks)
-
-
-def global_means(values: Mapping[str, Tensor], mask: Tensor, ranks: Ranks) -> dict[str, float]:
-    """The mean of each tensor over its masked positions on all ranks."""
-    sums = {key: float(torch.where(mask, value, 0.0).double().sum()) for key, value in values.items()}
-    total = ranks.sum({**sums, "count": float(mask.sum())})
-    return {key: total[key] / max(total["count"], 1.0) for key in values}
-
-
-def sampling_facts(actors: Actors, scored: Sequence[ScoredRollout], ranks: Ranks) -> dict[str, float]:
-    """Length and endings of all sampled turns, whether scored or not, and how far the draw was from the policy."""
-    rows, tokens, cut = (
-        float(ranks.sum(value))
-        for value in (
-            len(scored),
-            sum(len(item.rollout.logp_sampler) for item in scored),
-            sum(item.rollout.stop == "length" for item in scored),
-        )
+    facts |= global_means(
+        {
+            "kl/k1": k1(logp_BT, logp_ref_BT),
+            "kl/k3": k3(logp_BT, logp_ref_BT),
+            "entropy/mean": entropy_BT,
+            "value/mean": value_BT,
+            "return/mean": return_BT,
+        },
+        mask_BT,
+        ranks,
     )
-    gap = ranks.sum(actors.sampler.stats.behavior_gap * actors.sampler.stats.generated_tokens)
-    return {
-        "length/mean": tokens / max(rows, 1.0),
-        "eos_rate": 1.0 - cut / max(rows, 1.0),
-        "rollout/behavior_gap": gap / max(tokens, 1.0),
-        "num_tokens": tokens,
-    }
+    facts |= global_means(
+        {
+            "score/mean": raw_B,
+            "score/processed_mean": score_B,
+            "score/clip_fraction": clipped_B,
+            "reward/rlhf": reward_BT.sum(1),
+            "kl/sequence": (k1(logp_BT, logp_ref_BT) * mask_BT).sum(1),
+        },
+        torch.ones_like(raw_B, dtype=torch.bool),
+        ranks,
+    )
+    facts |= {"score/std": merged(Moments().update(raw_B), ranks).var(ddof=0) ** 0.5}
+    facts |= logp_gap(rollouts, logp_BT, mask_BT, ranks) | sampling_facts(actors.sampler, scored, ranks)
+    return batch, moments, score_facts(scored, ranks) | facts
 
 
 def loss(actors: Actors, batch: Batch, cfg: PPO) -> dict[str, Term]:
@@ -329,30 +302,6 @@ def minibatches(batch: Batch, count: int, seed: int) -> Iterator[Batch]:
         yield batch.rows(index_b)
 
 
-@torch.no_grad()
-def self_check(actors: Actors, batch: Batch, cfg: PPO, ranks: Ranks) -> dict[str, float]:
-    """Before any step: the largest |log ratio| and |log pi - log pi_ref| of a minibatch, both 0 in theory."""
-    temperature = actors.sampler.sampling.temperature
-    gap = 0.0
-    for part in split_batch(batch, cfg.per_device_train_batch_size):
-        again_BT = sequence_logp(actors.policy, part.tokens, part.mask_BT, temperature=temperature)
-        gap = max(gap, _largest(again_BT - part.logp_old_BT, part.mask_BT))
-    reference_BT = actors.reference_logp(batch.tokens, batch.mask_BT, temperature=temperature)
-    gap, kl = ranks.max(gap), ranks.max(_largest(batch.logp_old_BT - reference_BT, batch.mask_BT))
-    if max(gap, kl) > LOGP_GAP:
-        log.warning(
-            "before the first step |log ratio| is up to %.1e and |log pi - log pi_ref| up to %.1e, both should be 0: look for "
-            "dropout that stays on, low precision, or a reference that is not the starting policy",
-            gap,
-            kl,
-        )
-    return {"check/log_ratio_max": gap, "check/kl_max": kl}
-
-
-def _largest(difference_BT: Tensor, mask_BT: Tensor) -> float:
-    return float(difference_BT[mask_BT].abs().max()) if bool(mask_BT.any()) else 0.0
-
-
 def train(
     actors: Actors,
     prompts: Sequence[Rollout],
@@ -382,7 +331,8 @@ def train(
             batch, moments, facts = prepare(actors, scored, state.moments, cfg, ranks)
         if state.step == 0:
             first = min(_num_minibatches(cfg), ranks.max(len(batch)))
-            facts |= self_check(actors, next(minibatches(batch, first, seed=seed_of(cfg.seed, "minibatch", 0, 0))), cfg, ranks)
+            mini = next(minibatches(batch, first, seed=seed_of(cfg.seed, "minibatch", 0, 0)))
+            facts |= self_check(actors, split_batch(mini, cfg.per_device_train_batch_size), ranks)
         with phase("update"):
             learnt, num_updates = learn(actors, batch, optimizer, ranks, cfg, state.step)
         state = replace(

@@ -81,7 +81,7 @@ def test_ratio_is_one_and_kl_zero_before_the_first_step(world_files, tmp_path, v
     actors, scored, batch, _, facts, ranks = round_of(cfg)
     if variant == "pad_is_eos":
         assert actors.template.tokenizer.pad_token_id == actors.template.tokenizer.eos_token_id
-    check = ppo.self_check(actors, batch, cfg, ranks)
+    check = ppo.self_check(actors, [batch], ranks)
     assert check["check/log_ratio_max"] <= 1e-5
     assert check["check/kl_max"] <= 1e-5
     assert abs(facts["kl/k3"]) <= 1e-5

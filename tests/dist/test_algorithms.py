@@ -108,7 +108,7 @@ def ppo_round(folder: Path, ranks: Ranks, scored: list[ScoredRollout]) -> dict[s
     mine = scored if ranks.world == 1 else [scored[place] for place in SHARES[ranks.rank]]
     earlier = Moments().update(torch.tensor([0.5, -1.0, 0.25]))
     batch, moments, facts = ppo.prepare(actors, mine, earlier, cfg, ranks)
-    check = ppo.self_check(actors, batch, cfg, ranks)
+    check = ppo.self_check(actors, [batch], ranks)
     report, num_updates = ppo.learn(actors, batch, optimizer, ranks, cfg, step=0)
     after = {f"{name}/{key}": p for name, model in models.items() for key, p in weights(model).items()}
     counts = {
