@@ -19,14 +19,21 @@ from rewarden.errors import ConfigError
 class Spec(BaseModel):
     """A frozen config that refuses unknown keys; the docstring under a field is its help text."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
+    )
+
+
+SHOWN = 50
+"""Names listed in a hint; a folder may hold thousands."""
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """A hint for a misspelt name: "; did you mean 'beta'?", or the allowed names when none is near."""
     names = sorted(allowed)
     near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(names)}"
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(names[:SHOWN])}{more}"
 
 
 def check(spec: type[Spec], fields: Mapping[str, Any], where: str = "") -> Spec:
@@ -138,8 +145,9 @@ def _explain(spec: type[Spec], entry: Any, where: str) -> str:
         return f"{_at(where)}{path} is missing; it has no default"
     cause = entry.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):  # raised by a validator, which names the key itself
-        return f"{_at(where)}{cause}"
-    return f"{_at(where)}{path} is {entry.get('input')!r}: {entry['msg']}"
+        return "\n".join(f"{_at(where)}{line}" for line in str(cause).splitlines())
+    problem = str(entry["msg"]).removeprefix("Value error, ")
+    return f"{_at(where)}{path} is {entry.get('input')!r}: {problem}" if path else f"{_at(where)}{problem}"
 
 
 def _owner(spec: type[Spec], path: Iterable[Any]) -> type[Spec] | None:

@@ -67,7 +67,8 @@ def load_prompt_rollouts(data: Data, template: Template, max_prompt_length: int 
         else:
             kept.append(rollout)
     if not kept:
-        raise DataError(f"{data.path}: no prompt is left ({dict(dropped)}); raise max_prompt_length or check the data")
+        hint = "raise max_prompt_length, take a model with more positions, or check the data"
+        raise DataError(f"{data.path}: no prompt is left ({dict(dropped)}); {hint}")
     return Prompts(rollouts=tuple(kept), dropped=dict(dropped))
 
 

@@ -12,6 +12,7 @@ from rewarden.models.forward import sequence_logp
 from rewarden.runtime.clock import phase
 from rewarden.runtime.ranks import Ranks
 from rewarden.runtime.seed import seed_of
+from rewarden.scoring.answer import scores_of
 from rewarden.text.collate import collate, role_mask
 from rewarden.types import Rollout, ScoredRollout
 
@@ -26,7 +27,7 @@ def sample_and_score(
     with phase("rollout"):
         rollouts = actors.sampler.sample(prompts, seeds=seeds, policy_version=policy_version)
     with phase("score"):
-        scores = actors.scorer.score([rollout.conversation for rollout in rollouts])
+        scores = scores_of(actors.scorer, [rollout.conversation for rollout in rollouts])
     for rollout, score in zip(rollouts, scores, strict=True):
         if score.status == "ok" and not torch.isfinite(torch.tensor(score.value)):
             raise ScoreError(f"{rollout.conversation.id}: score is {score.value}; return a finite number, or None for no score")

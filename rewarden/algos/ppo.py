@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from rewarden.algos.actors import Actors, build_actors, load_prompt_rollouts
@@ -32,6 +32,7 @@ from rewarden.algos.facts import (
     score_facts,
     self_check,
 )
+from rewarden.algos.rows import within
 from rewarden.algos.scores import merged, process_scores
 from rewarden.algos.selection import BestWeights, Selection, criterion
 from rewarden.data.sources import Data
@@ -140,6 +141,13 @@ class PPO(Spec):
     def _known_scorer(cls, raw: dict[str, Any]) -> dict[str, Any]:
         parse_scorer(raw, "reward")
         return raw
+
+    @model_validator(mode="after")
+    def _minibatches_fit(self) -> "PPO":
+        if self.mini_batch_size > self.rollout_batch_size:
+            got, most = self.mini_batch_size, self.rollout_batch_size
+            raise ConfigError(f"mini_batch_size is {got}; give at most rollout_batch_size={most}")
+        return self
 
     def build(self, ranks: Ranks) -> Job:
         """Load models and prompts; see `build`."""
@@ -391,8 +399,6 @@ def _num_minibatches(cfg: PPO) -> int:
 
 def build(cfg: PPO, ranks: Ranks) -> Job:
     """Load models and prompts and return the job that trains them."""
-    if cfg.mini_batch_size > cfg.rollout_batch_size:
-        raise ConfigError(f"mini_batch_size is {cfg.mini_batch_size}; give at most rollout_batch_size={cfg.rollout_batch_size}")
     if cfg.rollout_batch_size // ranks.world < _num_minibatches(cfg):
         raise ConfigError(
             f"{ranks.world} ranks: mini_batch_size={cfg.mini_batch_size} leaves a rank without a rollout; raise it"
@@ -408,11 +414,13 @@ def build(cfg: PPO, ranks: Ranks) -> Job:
         ranks=ranks,
     )
     assert actors.critic is not None
-    prompts = load_prompt_rollouts(cfg.data, actors.template, cfg.max_prompt_length)
+    room = actors.sampler.num_positions  # a prompt must leave some for the answer
+    longest = within(cfg.max_prompt_length, None if room is None else room - 1)
+    prompts = load_prompt_rollouts(cfg.data, actors.template, longest)
     notes = [f"prompts: {prompts.summary()}"]
     eval_prompts: tuple[Rollout, ...] = ()
     if cfg.eval_data is not None:
-        held = load_prompt_rollouts(cfg.eval_data, actors.template, cfg.max_prompt_length)
+        held = load_prompt_rollouts(cfg.eval_data, actors.template, longest)
         eval_prompts = held.rollouts
         notes.append(f"selection prompts: {held.summary()}")
     else:

@@ -13,7 +13,7 @@ the loss is the mean over heads. Scores are read at the last real token in float
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,6 +23,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
+from rewarden.algos.rows import within
 from rewarden.data.batches import length_batches
 from rewarden.data.sources import Data, load_comparisons
 from rewarden.errors import DataError
@@ -32,6 +33,7 @@ from rewarden.models.forward import sequence_scores
 from rewarden.models.load import Model, save_model, template_of, trainable
 from rewarden.models.parts import ModelPart
 from rewarden.models.reward import RewardModel, load_reward_model
+from rewarden.models.trunk import position_limit
 from rewarden.runtime.job import Job, Tick
 from rewarden.runtime.optim import Group, Optim, Optimizer
 from rewarden.runtime.ranks import Ranks
@@ -155,7 +157,10 @@ def encode_pairs(
         if max_length is not None and max(len(side) for side in ids) > max_length:
             if overlength == "error":
                 where = row.meta.get("where", row.id)
-                raise DataError(f"{where}: {max(map(len, ids))} tokens on one side; at most max_length={max_length}")
+                raise DataError(
+                    f"{where}: {max(map(len, ids))} tokens on one side; at most max_length={max_length}. Raise it, or use "
+                    "overlength: drop"
+                )
             dropped[f"longer than {max_length} tokens dropped"] += 1
             continue
         if ids[0] == ids[1]:
@@ -259,7 +264,7 @@ def evaluate(model: RewardModel, pairs: Sequence[EncodedPair], ranks: Ranks, bat
 def train(
     model: RewardModel,
     pairs: Sequence[EncodedPair],
-    eval_pairs: Sequence[EncodedPair],
+    measure: Callable[[], dict[str, float]],
     optimizer: Optimizer,
     features: FeatureCache | None,
     ranks: Ranks,
@@ -267,7 +272,7 @@ def train(
     steps: int,
     state: State,
 ) -> Iterator[Tick]:
-    """One tick per optimizer step."""
+    """One tick per optimizer step; `measure` evaluates the model as it is, in eval mode."""
     lengths = [len(pair.chosen_ids) + len(pair.rejected_ids) for pair in pairs]
     per_epoch = math.ceil(len(pairs) / cfg.train_batch_size)
     plan_epoch, plan = -1, []
@@ -290,9 +295,9 @@ def train(
         )
         state = State(step=state.step + 1)
         facts = {"epoch": state.step / per_epoch, "num_tokens": float(sum(lengths[row] for row in plan[index]))}
-        if eval_pairs and (state.step == steps or (cfg.eval_steps and state.step % cfg.eval_steps == 0)):
+        if state.step == steps or (cfg.eval_steps and state.step % cfg.eval_steps == 0):
             model.model.eval()
-            facts |= evaluate(model, eval_pairs, ranks, cfg.per_device_train_batch_size)
+            facts |= measure()
             if not cfg.disable_dropout:
                 model.model.train()
         yield Tick(state=state, report={**learnt, **facts}, samples=[])
@@ -304,23 +309,34 @@ def build(cfg: Reward, ranks: Ranks) -> Job:
     model.model.to(ranks.device)
     template = load_template(model.tokenizer, template_of(cfg.model))
     loaded = load_comparisons(cfg.data)
-    pairs, dropped = encode_pairs(loaded.rows, template, cfg.max_length, cfg.overlength)
+    max_length = within(cfg.max_length, position_limit(model.model))
+    pairs, dropped = encode_pairs(loaded.rows, template, max_length, cfg.overlength)
     notes = [*template.notes, f"data: {loaded.summary()}", f"encoding: {len(pairs)} pairs kept{_reasons(dropped)}"]
     if not pairs:
-        raise DataError(f"{cfg.data.path}: no pair is left to train on{_reasons(dropped)}; raise max_length or check the data")
+        hint = "raise max_length (up to the model's positions) or check the data"
+        raise DataError(f"{cfg.data.path}: no pair is left to train on{_reasons(dropped)}; {hint}")
     eval_pairs: tuple[EncodedPair, ...] = ()
     if cfg.eval_data is not None:
-        eval_pairs, eval_dropped = encode_pairs(load_comparisons(cfg.eval_data).rows, template, cfg.max_length, cfg.overlength)
+        eval_pairs, eval_dropped = encode_pairs(load_comparisons(cfg.eval_data).rows, template, max_length, cfg.overlength)
+        if not eval_pairs:
+            why = _reasons(eval_dropped)
+            raise DataError(f"{cfg.eval_data.path}: no held-out pair is left{why}; raise max_length or leave eval_data out")
         notes.append(f"held-out: {len(eval_pairs)} pairs kept{_reasons(eval_dropped)}")
     per_epoch = math.ceil(len(pairs) / cfg.train_batch_size)
     steps = min(per_epoch * cfg.num_train_epochs, cfg.max_steps or per_epoch * cfg.num_train_epochs)
     optimizer = Optimizer([Group("reward", trainable(model.model), cfg.optim)], steps)
     features = FeatureCache(cfg.feature_cache_dir, model.model) if cfg.feature_cache_dir else None
 
+    latest: dict[str, float] = {}
+
+    def measure() -> dict[str, float]:
+        found = evaluate(model, eval_pairs, ranks, cfg.per_device_train_batch_size) if eval_pairs else {}
+        latest.update(found)
+        return found
+
     def export(folder: Path) -> None:
-        model.model.eval()  # training with dropout leaves it on
         model.model.eval()
-        final = evaluate(model, eval_pairs, ranks, cfg.per_device_train_batch_size) if eval_pairs else {}
+        final = latest or measure()
         extra = {"role": "reward", "template": template_of(cfg.model), "num_heads": cfg.num_heads, "evaluation": final}
         if ranks.is_main:
             save_model(model.model, model.tokenizer, folder / "model", extra=extra)
@@ -330,7 +346,7 @@ def build(cfg: Reward, ranks: Ranks) -> Job:
         title="Reward model",
         steps=steps,
         start=State(),
-        train=lambda state: train(model, pairs, eval_pairs, optimizer, features, ranks, cfg, steps, state),
+        train=lambda state: train(model, pairs, measure, optimizer, features, ranks, cfg, steps, state),
         parts={"reward": ModelPart(model.model), "optimizer": optimizer},
         export=export,
         notes=notes,

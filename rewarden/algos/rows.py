@@ -36,6 +36,11 @@ class EncodedRows:
         return f"{len(self.rows)} of {self.total} rows, {tokens} tokens{why}"
 
 
+def within(limit: int | None, positions: int | None) -> int | None:
+    """The smaller of a length limit and the positions a model has: a row beyond them would stop the run half-way."""
+    return min((number for number in (limit, positions) if number is not None), default=None)
+
+
 def encode_rows(
     conversations: Sequence[Conversation], template: Template, max_length: int | None, overlength: Overlength
 ) -> EncodedRows:

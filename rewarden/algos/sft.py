@@ -17,13 +17,14 @@ from jaxtyping import Bool
 from pydantic import Field
 from torch import Tensor, nn
 
-from rewarden.algos.rows import EncodedRow, Overlength, encode_rows
+from rewarden.algos.rows import EncodedRow, Overlength, encode_rows, within
 from rewarden.data.batches import length_batches
 from rewarden.data.sources import Data, load_conversations
 from rewarden.errors import DataError
 from rewarden.models.forward import sequence_logp
 from rewarden.models.load import Model, load_policy, load_tokenizer, save_model, template_of, trainable
 from rewarden.models.parts import ModelPart
+from rewarden.models.trunk import position_limit
 from rewarden.runtime.job import Job, Tick
 from rewarden.runtime.optim import Group, Optim, Optimizer
 from rewarden.runtime.ranks import Ranks
@@ -164,16 +165,22 @@ def build(cfg: SFT, ranks: Ranks) -> Job:
     template = load_template(tokenizer, template_of(cfg.model))
     policy = load_policy(cfg.model, device=ranks.device, seed=cfg.seed).to(ranks.device)
     loaded = load_conversations(cfg.data)
-    train_set = encode_rows(loaded.rows, template, cfg.max_length, cfg.overlength)
+    max_length = within(cfg.max_length, position_limit(policy))
+    train_set = encode_rows(loaded.rows, template, max_length, cfg.overlength)
     notes = [*template.notes, f"data: {loaded.summary()}", f"encoding: {train_set.summary()}"]
     if not train_set.rows:
         raise DataError(
-            f"{cfg.data.path}: no row is left to train on ({train_set.summary()}); raise max_length or check the data"
+            f"{cfg.data.path}: no row is left to train on ({train_set.summary()}); "
+            "raise max_length (up to the model's positions) or check the data"
         )
     eval_rows: tuple[EncodedRow, ...] = ()
     if cfg.eval_data is not None:
-        eval_set = encode_rows(load_conversations(cfg.eval_data).rows, template, cfg.max_length, cfg.overlength)
+        eval_set = encode_rows(load_conversations(cfg.eval_data).rows, template, max_length, cfg.overlength)
         eval_rows = eval_set.rows
+        if not eval_rows:
+            raise DataError(
+                f"{cfg.eval_data.path}: no held-out row is left ({eval_set.summary()}); raise max_length or leave it out"
+            )
         notes.append(f"held-out: {eval_set.summary()}")
     per_epoch = math.ceil(len(train_set.rows) / cfg.train_batch_size)
     steps = min(per_epoch * cfg.num_train_epochs, cfg.max_steps or per_epoch * cfg.num_train_epochs)

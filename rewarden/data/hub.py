@@ -15,13 +15,23 @@ def hub_rows(path: str, split: str, subset: str | None) -> Iterator[Place]:
     datasets = _datasets(path)
     name = f"{path}[{subset}]" if subset else path
     try:
-        table = datasets.load_dataset(path, subset, split=split)
+        table = _load(datasets, path, subset, split)
     except (OSError, ValueError, RuntimeError) as error:
         raise DataError(
             f"{name}, split {split!r}: {str(error).strip()}. Nothing of that name is on disk, so this is a hub data set; "
             "check name, subset and split, or load it once with a network (a copy stays in the local cache)"
         ) from error
     yield from _numbered(table, f"{name}/{split}")
+
+
+def _load(datasets: Any, path: str, subset: str | None, split: str) -> Any:
+    """A configuration of that name, or else a folder: HH-RLHF keeps its subsets in folders of one configuration."""
+    try:
+        return datasets.load_dataset(path, subset, split=split)
+    except ValueError as error:
+        if subset is None or "BuilderConfig" not in str(error):
+            raise
+        return datasets.load_dataset(path, data_dir=subset, split=split)
 
 
 def saved_rows(folder: Path, split: str) -> Iterator[Place]:

@@ -200,6 +200,8 @@ def _json_lines(file: Path, where: str, noticed: Counter[str]) -> Iterator[tuple
             value = json.loads(text)
         except json.JSONDecodeError as error:
             raise DataError(f"{where}:{number}: broken JSON at column {error.pos + 1}: {error.msg}") from error
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
+            raise DataError(f"{where}:{number}: JSON that cannot be read ({error}); mend or remove the line") from error
         if _HALF.search(text):
             _whole(value, f"{where}:{number}")
         yield str(number), value
@@ -238,7 +240,12 @@ def _skip(text: str, offset: int) -> int:
 
 
 def _decode(text: str, offset: int) -> tuple[Any, int]:
-    value, end = json.JSONDecoder().raw_decode(text, offset)
+    try:
+        value, end = json.JSONDecoder().raw_decode(text, offset)
+    except json.JSONDecodeError:
+        raise
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
+        raise json.JSONDecodeError(f"cannot be read ({error})", text, offset) from error
     return value, _skip(text, end)
 
 

@@ -28,14 +28,14 @@ __all__ = ["Data", "Labeled", "Loaded", "load_comparisons", "load_conversations"
 class Data(Spec):
     """Where rows come from, and which of them are used."""
 
-    path: str
+    path: str = Field(min_length=1)
     """A .jsonl, .json or .parquet file (also .gz), a folder of them, or a data set on the hub ("Anthropic/hh-rlhf")."""
     format: Literal["auto"] | FormatName = "auto"
     """How to read a row. auto: told from the first row; see the table of formats in the docs."""
     split: str = "train"
     """Split of a hub data set; of a folder, the files whose name says so."""
     subset: str | None = None
-    """Configuration of a hub data set; subfolder of a folder."""
+    """Configuration of a hub data set, or its folder where it has no such configuration; subfolder of a folder."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Column names to read by, and what the file calls them: {prompt: question}."""
     max_rows: int | None = Field(default=None, ge=1)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import nn
 
 from rewarden.collect.pairs import through
@@ -21,7 +21,8 @@ from rewarden.rollout.hf import HFSampler, Sampling
 from rewarden.rollout.play import DialoguePlayer
 from rewarden.rollout.users import WorldUser
 from rewarden.runtime.seed import generator, seed_of
-from rewarden.scoring import build_scorer
+from rewarden.scoring import build_scorer, parse_scorer
+from rewarden.scoring.answer import scores_of, where_of
 from rewarden.spec import Spec
 from rewarden.text.collate import collate, role_mask
 from rewarden.text.render import load_template
@@ -50,6 +51,14 @@ class Compare(Spec):
     """Of the intervals (bootstrap over prompts)."""
     seed: int = 0
     """Sampling seeds, the same for both policies."""
+
+    @model_validator(mode="after")
+    def _parts_are_known(self) -> "Compare":
+        for name, raw in self.scorers.items():
+            parse_scorer(raw, f"scorers.{name}")
+        if self.world is not None:
+            load_world(self.world)
+        return self
 
     def run(self, folder: Path) -> dict[str, float]:
         """Write comparison.json, comparison.md and examples.md; return the means and differences."""
@@ -100,7 +109,7 @@ def measure_both(cfg: Compare) -> tuple[list[Rollout], list[Rollout], list[dict[
             rollouts = add_world_measures(rows, rollouts, world, sampler, template, seeds)
         for name, scorer in scorers.items():
             cut = [through(r.conversation, _trained_turn(o)) for r, o in zip(rollouts, opened, strict=True)]
-            for row, score in zip(rows, scorer.score(cut), strict=True):
+            for row, score in zip(rows, scores_of(scorer, cut, f"scorer {name!r}"), strict=True):
                 row[name] = score.value if score.status == "ok" else float("nan")
         trained = [_first_sampled(rollout) for rollout in rollouts]
         for row, kl, rollout in zip(
@@ -146,7 +155,10 @@ def add_world_measures(
 
 def _world_facts(world: TripDesk, rollout: Rollout) -> tuple[TurnFacts, ...]:
     dialogue = rollout.conversation
-    return world.turn_facts(dialogue.messages, frozenset(dialogue.meta.get("truncated", ())))
+    try:
+        return world.turn_facts(dialogue.messages, frozenset(dialogue.meta.get("truncated", ())))
+    except DataError as error:
+        raise DataError(f"{where_of(dialogue)}: {error}") from error
 
 
 def _trained_turn(opened: Rollout) -> int:

@@ -39,6 +39,8 @@ def whiten(x: Float[Tensor, "*S"], mask: Bool[Tensor, "*S"], *, eps: Real) -> Fl
     `eps` has the unit of the variance. One position, or equal ones, become 0. Zheng et al. 2023 (arXiv:2307.04964),
     advantage normalization; the reference sums without the mask, here what lies off it does not count.
     """
+    # In float64: the rounding of a float32 mean, divided by sqrt(eps), would turn equal values into spread.
     # Selected before it is scaled: the gradient of `scale` is a sum over all positions.
-    centered = torch.where(mask, at_least_float32(x) - masked_mean(x, mask), 0.0)
-    return centered * torch.rsqrt(masked_var(x, mask, ddof=0) + eps)
+    wide = x.double()
+    centered = torch.where(mask, wide - masked_mean(wide, mask), 0.0)
+    return (centered * torch.rsqrt(masked_var(wide, mask, ddof=0) + eps)).to(at_least_float32(x).dtype)

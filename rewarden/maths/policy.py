@@ -6,12 +6,16 @@ from torch import Tensor
 
 from rewarden.maths.precision import Real, at_least_float32
 
+LARGEST_LOG_RATIO = 80.0
+"""Log-ratios above this count as this: e^80 is beyond any clip and still finite in float32."""
+
 
 def _terms(
     logp: Tensor, logp_old: Tensor, advantage: Tensor, clip_low: Real | None, clip_high: Real | None
 ) -> tuple[Tensor, Tensor]:
     """The loss without the clip and the loss with the clipped ratio."""
-    ratio = (at_least_float32(logp) - at_least_float32(logp_old)).exp()
+    # exp overflows near 88 in float32, and infinity times a zero gradient would be NaN: one wild token must not do that.
+    ratio = (at_least_float32(logp) - at_least_float32(logp_old)).clamp(max=LARGEST_LOG_RATIO).exp()
     clipped = ratio
     if clip_low is not None:
         clipped = clipped.clamp(min=1 - clip_low)

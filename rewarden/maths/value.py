@@ -33,9 +33,11 @@ def clipped_value_loss(
 def is_value_clipped(
     value: Float[Tensor, "*S"], value_old: Float[Tensor, "*S"], target: Float[Tensor, "*S"], *, clip: Real | None
 ) -> Bool[Tensor, "*S"]:
-    """Where `clipped_value_loss` took the clipped term because it is strictly larger."""
+    """Where `clipped_value_loss` took the clipped term because it is strictly larger; never inside the band of the clip."""
     plain, clipped = _squares(value, value_old, target, clip)
-    return clipped > plain
+    # Inside the band both terms are equal but for rounding: value_old + (value - value_old) is not value to the last bit.
+    outside = torch.zeros_like(plain, dtype=torch.bool) if clip is None else (value - value_old).abs() > clip
+    return outside & (clipped > plain)
 
 
 def explained_variance(

@@ -220,10 +220,13 @@ class FeatureCache:
         return entry
 
     def _write(self, file: Path, ids: tuple[int, ...], entry: Tensor) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
         draft = file.with_suffix(f".writing-{os.getpid()}")
-        save_file({"hidden": entry}, draft, metadata={"weights": self.weights, "ids": _ids_hash(ids)})
-        os.replace(draft, file)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            save_file({"hidden": entry}, draft, metadata={"weights": self.weights, "ids": _ids_hash(ids)})
+            os.replace(draft, file)
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"{file} cannot be written ({error}); free space, or choose another feature_cache_dir") from error
 
 
 def default_folder() -> Path:

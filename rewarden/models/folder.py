@@ -129,6 +129,17 @@ def head_key(shapes: dict[str, tuple[int, ...]]) -> str | None:
 
 
 def read_card(folder: str | Path) -> dict[str, Any]:
-    """`rewarden.json` of a folder (role, template kind, extras), or {} where there is none, as for hub ids."""
+    """`rewarden.json` of a folder (role, template kind, extras), or {} where there is none, as for hub ids.
+
+    Errors: ConfigError when it is there and damaged.
+    """
     file = Path(folder) / CARD
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if not file.is_file():
+        return {}
+    try:
+        card = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file} is damaged ({error}); copy it again, or remove it and set `template` yourself") from error
+    if not isinstance(card, dict):
+        raise ConfigError(f"{file} holds {type(card).__name__}, not an object; copy it again, or remove it and set `template`")
+    return card

@@ -67,7 +67,7 @@ def load_tokenizer(model: Model) -> PreTrainedTokenizerBase:
             tokenizer = AutoTokenizer.from_pretrained(
                 path, revision=model.revision, trust_remote_code=model.trust_remote_code, **gguf_keys(gguf_file)
             )
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise refused(model, error, "tokenizer") from error
     vocabulary = load_config(model).get_text_config().vocab_size
     largest = max(tokenizer.get_vocab().values())

@@ -52,9 +52,14 @@ def save_model(
     a GGUF file) it is written to `folder/base`. `merge` writes one full model with the adapter folded in. The card holds
     "role" and "template", then the entries of `extra`, which win. Written beside `folder`, synced, renamed into place.
 
-    Errors: ConfigError when a head or another tensor did not reach the files.
+    Errors: ConfigError for weights that are not finite, or when a head or another tensor did not reach the files.
     """
     folder = Path(folder)
+    if bad := [name for name, weight in model.named_parameters() if not bool(weight.isfinite().all())]:
+        raise ConfigError(
+            f"{folder}: {len(bad)} weights hold NaN or inf, first {bad[0]!r}, so the model is not saved. Start again with a "
+            "lower learning_rate or with max_grad_norm, and look whether the model that the run started from is whole"
+        )
     if merge and isinstance(model, PeftModel):
         template = origin_of(model).template
         merged: Any = copy.deepcopy(model).merge_and_unload()

@@ -113,7 +113,7 @@ def load_config(model: Model) -> PreTrainedConfig:
             return AutoConfig.from_pretrained(
                 path, revision=model.revision, trust_remote_code=model.trust_remote_code, **gguf_keys(gguf_file)
             )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise refused(model, error, "config") from error
 
 
@@ -150,6 +150,12 @@ def refused(model: Model, error: BaseException, what: str) -> ConfigError:
     if "trust_remote_code" in str(error):
         return ConfigError(
             f"{path} brings its own Python code, which would run on this machine; read it, then set trust_remote_code: true"
+        )
+    if "ignore_mismatched_sizes" in str(error):
+        return ConfigError(f"{path}: its tensors have other shapes than config.json says; copy config and weights together")
+    if "instantiate the backend tokenizer" in str(error):
+        return ConfigError(
+            f"{path} has no tokenizer; copy tokenizer.json and tokenizer_config.json from the model it came from"
         )
     return ConfigError(f"{path}: cannot load the {what}: {first_line(error)}")
 

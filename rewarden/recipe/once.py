@@ -19,6 +19,7 @@ from rewarden.errors import ConfigError, DataError
 from rewarden.models.load import Model, load_policy, load_tokenizer, template_of
 from rewarden.protocols import Scorer
 from rewarden.rollout.hf import HFSampler, Sampling
+from rewarden.runtime.disk import writing
 from rewarden.runtime.seed import seed_of
 from rewarden.scoring import build_scorer
 from rewarden.spec import check
@@ -42,6 +43,7 @@ def sample_once(
     """Print or write n answers to one prompt, or to every prompt of a file."""
     if n < 1:
         raise ConfigError(f"n is {n}; at least 1 answer per prompt")
+    _check_output(output)
     named = {"model_name_or_path": model} | ({} if template is None else {"template": template})
     spec = cast(Model, check(Model, named, "sample"))
     fields = {"max_completion_length": max_completion_length, "temperature": temperature, "top_p": top_p}
@@ -64,7 +66,8 @@ def sample_once(
     ]
     console = Console(highlight=False, markup=False, soft_wrap=True)
     if output is not None:
-        write_jsonl(output, rows)
+        with writing(output):
+            write_jsonl(output, rows)
         console.print(f"{len(rows)} answers written to {output}")
         return
     for row in rows:
@@ -90,6 +93,7 @@ def read_prompts(prompt: str) -> tuple[Conversation, ...]:
 
 def score_once(model: str, file: Path, *, data_format: str, output: Path | None) -> None:
     """Scores of conversations, or of both sides of pairs, as rows; a summary on standard error."""
+    _check_output(output)
     data = cast(Data, check(Data, {"path": str(file), "format": data_format}, "score"))
     pairs = _has_pairs(file, data)
     loaded: Loaded[Any] = load_comparisons(data) if pairs else load_conversations(data)
@@ -97,7 +101,8 @@ def score_once(model: str, file: Path, *, data_format: str, output: Path | None)
     rows = list(_pair_rows(scorer, loaded.rows) if pairs else _dialogue_rows(scorer, loaded.rows))
     notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     if output is not None:
-        write_jsonl(output, rows)
+        with writing(output):
+            write_jsonl(output, rows)
         notes.print(f"{len(rows)} rows written to {output}")
     else:
         for row in rows:
@@ -108,6 +113,12 @@ def score_once(model: str, file: Path, *, data_format: str, output: Path | None)
     decided = [row["chosen_wins"] for row in rows if row.get("chosen_wins") is not None]
     if decided:
         notes.print(f"{len(decided)} pairs, chosen wins {sum(decided) / len(decided):.3f} (ties half)")
+
+
+def _check_output(output: Path | None) -> None:
+    """Before the work, not after it."""
+    if output is not None and output.is_dir():
+        raise ConfigError(f"output: {output} is a folder; give the path of a file, such as {output / 'rows.jsonl'}")
 
 
 def _has_pairs(file: Path, data: Data) -> bool:

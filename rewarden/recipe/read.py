@@ -146,11 +146,11 @@ def _stage_table(raw: Any, path: Path) -> dict[str, dict[str, Any]]:
     for place, entry in enumerate(raw):
         if not isinstance(entry, dict) or "stage" not in entry:
             raise ConfigError(f"{path}: stages[{place}] has no `stage:` name")
-        name = str(entry["stage"])
+        name = entry["stage"]
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise ConfigError(f"{path}: stage name {name!r} is no plain word; names are letters, digits, _ and -")
         if name in table:
             raise ConfigError(f"{path}: two stages are named {name!r}; give each its own name")
-        if not NAME.fullmatch(name):
-            raise ConfigError(f"{path}: stage name {name!r} is no plain word; names are letters, digits, _ and -")
         fields = {key: value for key, value in entry.items() if key not in ("stage", "recipe")}
         if "recipe" in entry:
             inner = read_mapping(path.parent / str(entry["recipe"]))

@@ -50,6 +50,7 @@ def run_recipe(path: Path, overrides: Sequence[str] = (), *, resume: str = "auto
         raise ConfigError(f"resume is {resume!r}; use one of {', '.join(MODES)}")
     recipe = read_recipe(path, overrides)
     parsed = parse_recipe(recipe)
+    _refuse_other_kind(recipe)
     ranks = Ranks.start()
     console = Console(soft_wrap=True, highlight=False, markup=False, quiet=not ranks.is_main)
     prints = ranks.on_main(lambda: fingerprints(recipe, parsed))
@@ -72,6 +73,17 @@ def run_recipe(path: Path, overrides: Sequence[str] = (), *, resume: str = "auto
         if ranks.is_main:
             lock.release()
     return recipe.folder
+
+
+def _refuse_other_kind(recipe: Recipe) -> None:
+    """A job and a chain in one folder would take each other's files: a stage named `model` is where a job exports to."""
+    folder = recipe.folder
+    alone = (folder / "recipe.yaml").exists()
+    stages = sorted({path.parent.name for path in folder.glob("*/recipe.yaml")} - {p.name for p in folder.glob("earlier-*")})
+    if recipe.is_chain == alone and (alone or stages):
+        held = "the run of a single job" if alone else f"the stages of a chain ({', '.join(stages)})"
+        mine = "a chain" if recipe.is_chain else "a single job"
+        raise ResumeError(f"{folder} holds {held}, and {recipe.path} is {mine}; choose another name or output_dir")
 
 
 def fingerprints(recipe: Recipe, parsed: Sequence[tuple[Spec, Drive]]) -> dict[str, str]:

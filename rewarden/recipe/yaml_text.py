@@ -1,5 +1,6 @@
 """YAML as recipes write it: 1e-5 is a number, None is null, on and off are words, and a key given twice is an error."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read ({error}); give the path of a YAML file") from None
     try:
         raw = yaml.load(text, Loader=_Loader)
+        json.dumps(raw, default=str)  # refuses an alias that holds itself
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path}: not a valid recipe: {_one_line(error)}") from None
     if not isinstance(raw, dict):

@@ -130,6 +130,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         version = body.get("format") if isinstance(body, dict) else None
         raise ResumeError(f"{description} has format {version!r}, this version reads {FORMAT}. {_away(path)}")
+    if absent := sorted({"step", "state", "fingerprint", "recipe", "parts", "files"} - {*body}):
+        raise ResumeError(f"{description} lacks {', '.join(absent)}; the checkpoint is damaged. {_away(path)}")
     for name, size in body["files"].items():
         file = path / name
         if not file.is_file() or file.stat().st_size != size:

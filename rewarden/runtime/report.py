@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import yaml
 
-from rewarden.errors import RewardenError
+from rewarden.errors import ResumeError, RewardenError
 from rewarden.runtime.disk import clean, swap_in, write_atomic, writing
 from rewarden.runtime.lock import FolderLock
 from rewarden.runtime.metrics import Metrics
@@ -129,8 +129,19 @@ class RunFolder:
         write_atomic(self.env, json.dumps({**environment(ranks), "earlier_starts": earlier}, indent=2))
 
     def read_done(self) -> dict[str, Any] | None:
-        """What `write_done` wrote, or None while the run is not finished."""
-        return json.loads(self.done.read_text(encoding="utf-8")) if self.done.exists() else None
+        """What `write_done` wrote, or None while the run is not finished.
+
+        Errors: ResumeError when the file is damaged.
+        """
+        if not self.done.exists():
+            return None
+        try:
+            facts = json.loads(self.done.read_text(encoding="utf-8"))
+            return {**facts, **{key: facts[key] for key in ("step", "fingerprint", "recipe", "exported")}}
+        except (ValueError, TypeError, KeyError) as error:
+            raise ResumeError(
+                f"{self.done} is damaged ({error!r}); remove it to go on from the last checkpoint, or use another folder"
+            ) from error
 
     def write_done(self, facts: Mapping[str, Any]) -> None:
         """Mark the run as finished; the last thing a run writes."""

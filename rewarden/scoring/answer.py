@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from rewarden.errors import ScoreError
+from rewarden.protocols import Scorer
 from rewarden.types import Conversation, Message, Score
 
 SHOWN = 200
@@ -19,6 +20,20 @@ def split_answer(conversation: Conversation) -> tuple[tuple[Message, ...], Messa
         last = f"ends with {messages[-1].role!r}" if messages else "is empty"
         raise ScoreError(f"{where_of(conversation)}: the conversation {last}; a scorer needs one that ends with 'assistant'")
     return messages[:-1], messages[-1]
+
+
+def scores_of(scorer: Scorer, conversations: Sequence[Conversation], name: str = "the scorer") -> list[Score]:
+    """What a scorer gives, checked: a scorer may be anybody's code.
+
+    Errors: ScoreError when it is not one `Score` per conversation.
+    """
+    scores = scorer.score(conversations)
+    wrong = [scores] if not isinstance(scores, Sequence) else [score for score in scores if not isinstance(score, Score)]
+    if wrong:
+        raise ScoreError(f"{name} gave {wrong[0]!r}; it must give a list with one rewarden.types.Score per conversation")
+    if len(scores) != len(conversations):
+        raise ScoreError(f"{name} gave {len(scores)} scores for {len(conversations)} conversations; one each")
+    return list(scores)
 
 
 def where_of(conversation: Conversation) -> str:

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 from pydantic import Field, model_validator
 
-from rewarden.errors import ScoreError
 from rewarden.protocols import Scorer
-from rewarden.scoring.answer import ok
+from rewarden.scoring.answer import ok, scores_of
 from rewarden.spec import Spec
 from rewarden.types import Conversation, Score
 
@@ -95,12 +94,7 @@ class SumScorer:
         """One score per conversation; every scorer sees all of them at once."""
         columns = []
         for part in self.parts:
-            scores = part.scorer.score(conversations)
-            if len(scores) != len(conversations):
-                raise ScoreError(
-                    f"scorer {part.name!r} gave {len(scores)} scores for {len(conversations)} conversations; one each"
-                )
-            columns.append(scores)
+            columns.append(scores_of(part.scorer, conversations, f"scorer {part.name!r}"))
         return [self._sum(row, [column[i] for column in columns]) for i, row in enumerate(conversations)]
 
     def _sum(self, row: Conversation, scores: Sequence[Score]) -> Score:

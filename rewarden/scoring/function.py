@@ -10,6 +10,7 @@ reading of NaN as None lets a bug pass for a choice.
 
 import asyncio
 import inspect
+import math
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -129,7 +130,11 @@ class FunctionScorer:
                 f"reward function {self.name}: got {value!r} for {where_of(row)}; return a number or None\n{shown(row)}"
             )
         hint = "; return None where the reward does not apply"
-        return ok(float(value), row, f"reward function {self.name}", hint=hint)
+        try:
+            number = float(value)
+        except OverflowError:  # an int beyond every float
+            number = math.inf
+        return ok(number, row, f"reward function {self.name}", hint=hint)
 
 
 def name_of(function: RewardFunction) -> str:

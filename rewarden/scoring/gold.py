@@ -5,7 +5,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from pydantic import model_validator
 
-from rewarden.scoring.answer import ok, split_answer
+from rewarden.errors import DataError
+from rewarden.scoring.answer import ok, split_answer, where_of
 from rewarden.spec import Spec, parse
 from rewarden.types import Conversation, Message, Score
 from rewarden.worlds import WORLDS
@@ -58,4 +59,8 @@ class GoldScorer:
 
     def _score(self, row: Conversation) -> Score:
         split_answer(row)
-        return ok(self.world.gold(row.messages, truncated=frozenset(row.meta.get("truncated", ()))), row, "gold")
+        try:
+            value = self.world.gold(row.messages, truncated=frozenset(row.meta.get("truncated", ())))
+        except DataError as error:
+            raise DataError(f"{where_of(row)}: {error}") from error
+        return ok(value, row, "gold")

@@ -11,7 +11,7 @@ from rewarden.algos.evaluation import sample_and_score
 from rewarden.algos.ppo import PPO, State
 from rewarden.algos.scores import process_scores
 from rewarden.data.sources import Data
-from rewarden.errors import ConfigError, ScoreError
+from rewarden.errors import ScoreError
 from rewarden.maths import Moments
 from rewarden.models.load import Model
 from rewarden.rollout.hf import Sampling
@@ -232,8 +232,8 @@ def test_a_nan_reward_stops_with_the_row_shown(world_files):
 
 
 def test_impossible_batch_sizes_are_refused_with_both_numbers(world_files):
-    with pytest.raises(ConfigError, match=r"mini_batch_size is 16.*rollout_batch_size=8"):
-        ppo.build(config(world_files, mini_batch_size=16), Ranks.single("cpu"))
+    with pytest.raises(ValueError, match=r"mini_batch_size is 16.*rollout_batch_size=8"):
+        config(world_files, mini_batch_size=16)
 
 
 def test_state_survives_json(world_files):
@@ -265,3 +265,10 @@ def test_a_round_without_any_score_is_refused(world_files):
 def test_temperature_zero_is_refused_when_the_recipe_is_read(world_files):
     with pytest.raises(ValueError, match="temperature 0 has no probabilities"):
         config(world_files, sampling=Sampling(max_completion_length=6, temperature=0.0))
+
+
+def test_prompts_that_leave_no_room_for_an_answer_are_dropped_at_the_start(world_files, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("Hello", "cheap " * 330)))
+    job = ppo.build(config(world_files, data=Data(path=str(file)), max_prompt_length=None), Ranks.single("cpu"))
+    assert "prompts: 1 prompts, 1 longer than 319 tokens dropped" in job.notes

@@ -1,3 +1,4 @@
+import json
 import math
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import torch
 from rewarden.algos import reward
 from rewarden.algos.reward import EncodedPair, Reward, encode_pairs, evaluate, prepare
 from rewarden.data.sources import Data, load_comparisons
+from rewarden.errors import DataError
 from rewarden.models.load import Model, load_tokenizer
 from rewarden.models.reward import load_reward_model
 from rewarden.runtime.ranks import Ranks
@@ -119,7 +121,7 @@ def test_training_learns_a_planted_preference_for_longer_answers(world_files, tm
     from rewarden.runtime.optim import Group, Optim, Optimizer
 
     optimizer = Optimizer([Group("reward", trainable(model.model), Optim(learning_rate=2e-3))], 200)
-    ticks = list(reward.train(model, planted, (), optimizer, None, Ranks.single("cpu"), cfg, 40, reward.State()))
+    ticks = list(reward.train(model, planted, dict, optimizer, None, Ranks.single("cpu"), cfg, 40, reward.State()))
     assert ticks[-1].report["loss/preference"] < 0.3
     final = evaluate(model, planted, Ranks.single("cpu"), 8)
     assert final["eval/accuracy"] >= 0.9
@@ -149,3 +151,11 @@ def test_evaluation_counts_label_ties_and_reports_the_longer_answer_rule(world_f
     assert out["eval/longer_wins_accuracy"] == 0.5
     assert out["eval/accuracy"] in (0.0, 1.0)
     assert out["eval/accuracy_low"] <= out["eval/accuracy"] <= out["eval/accuracy_high"]
+
+
+def test_held_out_pairs_of_which_none_is_left_are_an_error(world_files, tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"prompt": "Hello", "chosen": "Where?", "rejected": "No"}) + "\n")
+    cfg = config(world_files, data=Data(path=str(file)), eval_data=Data(path=str(world_files.pairs)), max_length=10)
+    with pytest.raises(DataError, match=r"no held-out pair is left, .*longer than 10 tokens dropped"):
+        reward.build(cfg, Ranks.single("cpu"))

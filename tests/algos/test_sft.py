@@ -1,3 +1,4 @@
+import json
 import math
 
 import pytest
@@ -108,3 +109,22 @@ def test_only_the_completion_of_a_prompt_completion_row_is_a_target(template):
     assert int(all_turns.target_BT.sum()) == 8
     assert int(last_only.target_BT.sum()) == 4
     assert not bool((last_only.target_BT & ~all_turns.target_BT).any())
+
+
+def test_rows_beyond_the_models_positions_are_dropped_and_counted_at_the_start(world_files, tmp_path):
+    """They would stop the run at the step that meets them."""
+    turn = {"role": "assistant", "content": "Where?"}
+    long = {"messages": [{"role": "user", "content": "cheap " * 400}, turn]}
+    short = {"messages": [{"role": "user", "content": "Hello"}, turn]}
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in (short, long)))
+    job = sft.build(config(world_files, data=Data(path=str(file)), max_length=None), Ranks.single("cpu"))
+    assert any("1 longer than 320 tokens dropped" in note for note in job.notes)
+    assert len(list(job.train(job.start))) == 1
+
+
+def test_held_out_rows_of_which_none_is_left_are_an_error(world_files, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": "Hello", "completion": "Where?"}) + "\n")
+    with pytest.raises(DataError, match=r"no held-out row is left .*longer than 20 tokens dropped"):
+        sft.build(config(world_files, data=Data(path=str(file)), max_length=20), Ranks.single("cpu"))

@@ -147,3 +147,11 @@ def test_worlds_plays_a_scripted_dialogue_of_each_with_its_gold():
     dialogue = world.scripted("good", 3)
     assert dialogue.messages[0].text.split()[0] in result.stdout
     assert f"{world.gold(dialogue.messages):+.3f}" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["sample", "score"])
+def test_an_output_that_is_a_folder_is_refused_before_the_work(command, world_files, here):
+    (here / "there").mkdir()
+    words = (world_files.policy, "Hello") if command == "sample" else (world_files.reward, world_files.dialogues)
+    with pytest.raises(ConfigError, match=r"output: there is a folder; give the path of a file, such as there/rows.jsonl"):
+        call(command, *words, "--output", "there")

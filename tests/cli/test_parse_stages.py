@@ -196,3 +196,27 @@ def test_what_a_file_of_your_own_cannot_import_is_shown_as_it_is(here):
     Path("broken.py").write_text("import no_such_package_at_all\n")
     with pytest.raises(ModuleNotFoundError, match="no_such_package_at_all"):
         outside("broken.py:f")
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        (SFT, ["optim.learning_rate=.inf"], "optim.learning_rate is inf: Input should be a finite number"),
+        (PPO, ["beta=.nan"], "beta is nan: Input should be a finite number"),
+        (PPO, ["mini_batch_size=64", "rollout_batch_size=8"], "recipe.yaml: mini_batch_size is 64; give at most"),
+        (COMPARE, ["last.scorers={proxy: {pth: r}}"], r"stage last: scorers.proxy: kind is None"),
+        (COMPARE, ["last.world={knd: trip_desk}"], r"stage last: world: kind is None"),
+        (SFT, ['data.path=""'], "data.path is ''"),
+        ("kind: sft\nmodel: &m {model_name_or_path: *m}\n", [], "recipe.yaml: not a valid recipe: Circular reference"),
+        ("stages:\n  - {stage: , kind: sft}\n", [], "stage name None is no plain word"),
+    ],
+)
+def test_what_would_stop_a_run_later_is_refused_when_the_recipe_is_read(text, overrides, message, write):
+    with pytest.raises(ConfigError, match=message):
+        parsed(write(text), *overrides)
+
+
+def test_a_complaint_of_several_lines_names_the_recipe_in_each(write):
+    with pytest.raises(ConfigError) as caught:
+        parsed(write(COMPARE), "last.scorers={brief: {kind: length, targt: 3}}")
+    assert all(line.startswith("recipe.yaml: stage last: scorers.brief: ") for line in str(caught.value).splitlines())

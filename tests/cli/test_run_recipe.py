@@ -273,3 +273,25 @@ def test_a_run_stopped_by_ctrl_c_says_so_in_one_line_and_frees_its_folder(write)
         process.wait()
     assert (process.returncode, errors) == (130, "interrupted\n")
     assert not Path("runs/recipe/.lock").exists()
+
+
+def test_a_job_and_a_chain_do_not_share_a_folder_and_neither_loses_anything(write, sft):
+    """A stage named `model` lies where a single job exports its model."""
+    run_recipe(sft)
+    single = sorted(str(path) for path in Path("runs/tiny").rglob("*"))
+    chain = write('name: tiny\nstages:\n  - {stage: model, kind: "jobs.py:Write", text: a}\n', "chain.yaml")
+    for resume in ("auto", "never"):
+        with pytest.raises(ResumeError, match=r"runs/tiny holds the run of a single job, and chain.yaml is a chain"):
+            run_recipe(chain, resume=resume)
+    assert sorted(str(path) for path in Path("runs/tiny").rglob("*")) == single
+    run_recipe(chain, ["name=other"])
+    for resume in ("auto", "never"):
+        with pytest.raises(
+            ResumeError, match=r"runs/other holds the stages of a chain \(model\), and recipe.yaml is a single job"
+        ):
+            run_recipe(sft, ["name=other"], resume=resume)
+    assert out_of("runs/other/model") == "a"
+
+
+def out_of(folder: str) -> str:
+    return Path(folder, "out.txt").read_text()

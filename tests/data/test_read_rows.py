@@ -234,3 +234,11 @@ def test_every_real_file_is_read_with_the_row_counts_its_source_states(shared: P
         "mt_bench/dummy_conversation.json": 500,
     }
     assert {name: sum(1 for _ in read_rows(shared / "data" / name)) for name in counts} == counts
+
+
+@pytest.mark.parametrize("row", ["[" * 100_000, '{"a": ' + "9" * 5000 + "}"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_json_that_python_cannot_hold_is_refused_with_its_place(row, name, tmp_path):
+    file = put(tmp_path / name, row if name == "a.jsonl" else f"[{row}]")
+    with pytest.raises(DataError, match=rf"{name}:1: (JSON that|broken JSON at column 2:) cannot be read"):
+        fields(file)

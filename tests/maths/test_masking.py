@@ -108,3 +108,9 @@ def test_bfloat16_is_averaged_in_float32():
 def test_shapes_are_checked_while_tests_run():
     with pytest.raises(Exception, match=r"(?i)type-check|jaxtyping|beartype"):
         masked_mean(torch.zeros(2, 3), torch.ones(2, 4, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(("value", "count"), [(0.1, 7), (123.456, 1000), (10000.3, 1000)])
+def test_equal_values_whiten_to_zero_whatever_their_size(value, count):
+    x = torch.full((1, count), value)
+    assert float(whiten(x, torch.ones_like(x, dtype=torch.bool), eps=1e-8).abs().max()) < 1e-6

@@ -86,3 +86,14 @@ def test_a_clipped_token_has_no_gradient_and_an_unclipped_one_has():
     assert clipped.tolist() == [True, False, False, True]
     assert logp.grad[clipped].tolist() == [0.0, 0.0]
     torch.testing.assert_close(logp.grad[~clipped], torch.tensor([math.exp(0.5), -math.exp(-0.9)]))
+
+
+def test_a_log_ratio_that_overflows_gives_no_nan():
+    logp = torch.tensor([100.0, 100.0, 100.0], requires_grad=True)
+    advantage = torch.tensor([1.0, 0.0, -1.0])
+    loss = clipped_surrogate(logp, torch.zeros(3), advantage, clip_low=0.2, clip_high=0.2)
+    loss.sum().backward()
+    assert loss[:2].tolist() == pytest.approx([-1.2, 0.0])
+    assert bool(torch.isfinite(loss[2]))
+    assert bool(torch.isfinite(logp.grad).all())
+    assert logp.grad[:2].tolist() == [0.0, 0.0]

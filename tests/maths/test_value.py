@@ -57,3 +57,14 @@ def test_returns_without_spread_leave_nothing_to_explain(keep):
 def test_rounding_noise_in_the_returns_is_not_explained():
     target = 1000 + 1e-5 * torch.tensor([[1.0, -1.0, 1.0, -1.0]], dtype=torch.float64)
     assert float(explained_variance(torch.zeros(1, 4), target, torch.ones(1, 4, dtype=torch.bool))) == 0.0
+
+
+def test_a_value_inside_the_band_is_never_counted_as_clipped():
+    """In float32 value_old + (value - value_old) differs from value in the last bit, and the two squares with it."""
+    value = torch.tensor([0.08073103427886963])
+    value_old = torch.tensor([-0.10156487673521042])
+    target = torch.tensor([-0.025008268654346466])
+    assert not is_value_clipped(value, value_old, target, clip=0.2).any()
+    assert is_value_clipped(torch.tensor([0.4]), torch.tensor([0.1]), torch.tensor([0.5]), clip=0.2).all()
+    assert is_value_clipped(torch.tensor([0.4]), torch.tensor([0.1]), torch.tensor([-0.5]), clip=0.2).logical_not().all()
+    assert is_value_clipped(torch.tensor([0.6]), torch.tensor([0.1]), torch.tensor([0.9]), clip=0.2).all()

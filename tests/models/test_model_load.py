@@ -313,3 +313,19 @@ def test_smollm2_gives_each_row_its_own_logp(smollm2):
             table = policy(input_ids=ids[None]).logits[0].double().log_softmax(-1)
             expected = table[torch.arange(length - 1), ids[1:]]
             assert (logp_BT[index, 1:length] - expected).abs().max() < 1e-4
+
+
+def test_shapes_that_differ_from_the_config_are_named_as_such(saved):
+    folder = saved("llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": config["intermediate_size"] * 2}))
+    with pytest.raises(ConfigError, match=r"its tensors have other shapes than config.json says"):
+        load_policy(Model(model_name_or_path=str(folder)))
+
+
+def test_a_folder_without_a_tokenizer_says_what_to_copy(saved):
+    folder = saved("llama")
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ConfigError, match=r"has no tokenizer; copy tokenizer.json and tokenizer_config.json"):
+        load_tokenizer(Model(model_name_or_path=str(folder)))

@@ -191,3 +191,19 @@ def test_a_checkpoint_part_of_another_run_or_a_damaged_one_is_refused(saved, tmp
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ResumeError, match="truncated or damaged"):
         part.load(tmp_path)
+
+
+def test_weights_that_are_not_finite_are_not_saved(saved, tmp_path):
+    policy = load_policy(spec(saved("llama")))
+    with torch.no_grad():
+        next(policy.parameters()).view(-1)[0] = float("nan")
+    with pytest.raises(ConfigError, match=r"1 weights hold NaN or inf, first .* so the model is not saved"):
+        save_model(policy, build_tokenizer(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_damaged_card_is_refused_in_words(text, tmp_path):
+    (tmp_path / "rewarden.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"rewarden.json .*copy it again, or remove it"):
+        read_card(tmp_path)

@@ -320,3 +320,11 @@ def test_seeds_are_63_bits_and_depend_on_every_part():
         seed_of(object())
     with pytest.raises(TypeError, match="float64"):
         seed_of(np.float64(1.0))
+
+
+def test_a_description_without_its_entries_is_refused_in_words(tmp_path):
+    path = tmp_path / "step-00000003"
+    path.mkdir()
+    (path / "checkpoint.json").write_text('{"format": 1, "step": 3}')
+    with pytest.raises(ResumeError, match=r"lacks files, fingerprint, parts, recipe, state; .* Move .*step-00000003 away"):
+        read_checkpoint(path)

@@ -248,3 +248,10 @@ def test_a_job_may_not_export_over_the_files_of_the_run(tmp_path):
     (staging / "metrics.jsonl").touch()
     with pytest.raises(RewardenError, match=r"exports \['metrics.jsonl'\], which the run folder uses itself"):
         RunFolder(tmp_path).take(staging)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"step": 3}'])
+def test_a_damaged_done_file_is_refused_in_words(text, tmp_path):
+    (tmp_path / "done.json").write_text(text)
+    with pytest.raises(ResumeError, match=r"done.json is damaged .*; remove it to go on from the last checkpoint"):
+        RunFolder(tmp_path).read_done()

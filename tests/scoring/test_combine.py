@@ -7,6 +7,7 @@ import pytest
 from rewarden.errors import ConfigError, ScoreError
 from rewarden.protocols import Scorer
 from rewarden.scoring import SCORERS, FunctionScorer, SumScorer, build_scorer, parse_scorer, score_report, status_counts
+from rewarden.scoring.answer import scores_of
 from rewarden.scoring.combine import Part
 from rewarden.types import Score
 
@@ -225,3 +226,20 @@ def test_the_report_counts_statuses_and_averages_what_is_there():
 def test_the_report_of_no_usable_score_has_no_mean():
     assert score_report([Score(value=math.nan, status="too_long")]) == {"score/num_too_long": 1.0}
     assert score_report([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([Score(value=1.0)], "the scorer gave 1 scores for 2 conversations; one each"),
+        ([1.0, 2.0], r"the scorer gave 1.0; it must give a list with one rewarden.types.Score per conversation"),
+        (None, r"the scorer gave None; it must give a list"),
+    ],
+)
+def test_what_a_scorer_of_your_own_gives_is_checked(given, message, talk):
+    class Mine:
+        def score(self, conversations):
+            return given
+
+    with pytest.raises(ScoreError, match=message):
+        scores_of(Mine(), [talk("a", "b"), talk("c", "d")])

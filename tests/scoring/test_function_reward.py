@@ -226,3 +226,8 @@ def test_a_name_that_is_missing_or_no_function_is_an_error(tmp_path):
         FunctionReward(path=f"{file}:number").build()
     with pytest.raises(ConfigError, match="path is 'short'"):
         build_scorer({"kind": "function", "path": "short"})
+
+
+def test_an_int_beyond_every_float_is_no_score(talk):
+    with pytest.raises(ScoreError, match=r"got inf .*a score is a finite number"):
+        FunctionScorer(lambda prompts, completions: [10**400]).score([talk("a", "b")])

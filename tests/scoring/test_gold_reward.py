@@ -2,7 +2,7 @@
 
 import pytest
 
-from rewarden.errors import ConfigError
+from rewarden.errors import ConfigError, DataError
 from rewarden.scoring import build_scorer
 from rewarden.types import Conversation, Message
 
@@ -55,3 +55,9 @@ def test_a_system_message_in_front_changes_nothing():
         ),
     )
     assert values(build_scorer({"kind": "gold"}).score([row])) == pytest.approx([-0.55])
+
+
+def test_a_dialogue_of_another_kind_is_refused_with_its_row(talk):
+    row = talk("What is the time?", "Noon.")
+    with pytest.raises(DataError, match=rf"row {row.id}.*not an opening such as"):
+        build_scorer({"kind": "gold"}).score([row])
