@@ -29,9 +29,9 @@ class WorldStart(Spec):
 
     world: dict[str, Any] = Field(default_factory=lambda: {"kind": "trip_desk"})
     """Which world; `rewarden worlds` lists them. {kind: trip_desk, trap: true} is the variant with facts and boasts."""
-    num_dialogues: int = Field(5000, ge=1)
+    num_dialogues: int = Field(5000, ge=1, le=1_000_000)
     """Scripted dialogues for SFT."""
-    num_heldout: int = Field(200, ge=1)
+    num_heldout: int = Field(200, ge=1, le=1_000_000)
     """Scripted dialogues of other users, to measure the loss on."""
     seed: int = Field(0, ge=0)
     """Weights, users and scripts."""
@@ -55,15 +55,15 @@ class WorldPairs(Spec):
     """The policy that plays; usually the SFT model."""
     world: dict[str, Any] = Field(default_factory=lambda: {"kind": "trip_desk"})
     """The world of its users."""
-    num_pairs: int = Field(2000, ge=0)
+    num_pairs: int = Field(2000, ge=0, le=1_000_000)
     """Labelled pairs for the reward model, before pairs with equal texts are dropped."""
-    num_test_pairs: int = Field(600, ge=0)
+    num_test_pairs: int = Field(600, ge=0, le=1_000_000)
     """Pairs of other users; their label is the noiseless gold order, ties left out."""
-    num_prompts: int = Field(2000, ge=0)
+    num_prompts: int = Field(2000, ge=0, le=1_000_000)
     """Prompts for RL."""
-    num_selection: int = Field(256, ge=0)
+    num_selection: int = Field(256, ge=0, le=1_000_000)
     """Prompts on which steps of a run are compared."""
-    num_heldout: int = Field(500, ge=0)
+    num_heldout: int = Field(500, ge=0, le=1_000_000)
     """Prompts for the final comparison, used for nothing else."""
     slope: float = Field(4.0, gt=0)
     """How sharply labels follow gold: P(a) = sigmoid(slope * (gold_a - gold_b))."""

@@ -95,7 +95,10 @@ def _load(data: Data, target: Target) -> Loaded[Any]:
     noticed += rows.noticed
     total = len(records) + sum(dropped.values())
     if data.part != "all":
-        parts = split_by_prompt(records, num_heldout=data.holdout_prompts, seed=data.split_seed)
+        try:
+            parts = split_by_prompt(records, num_heldout=data.holdout_prompts, seed=data.split_seed)
+        except DataError as error:
+            raise DataError(f"{data.path}: holdout_prompts: {error}") from error
         wanted = parts[data.part == "heldout"]
         dropped["in_the_other_part"] += len(records) - len(wanted)
         records = list(wanted[: data.max_rows])

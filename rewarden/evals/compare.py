@@ -13,7 +13,7 @@ from torch import nn
 from rewarden.collect.pairs import through
 from rewarden.collect.world import load_world
 from rewarden.data.sources import Data, load_prompts
-from rewarden.errors import DataError
+from rewarden.errors import ConfigError, DataError
 from rewarden.maths import bootstrap_interval, standard_error
 from rewarden.models.forward import sequence_logp
 from rewarden.models.load import Model, load_policy, load_tokenizer, template_of
@@ -55,6 +55,8 @@ class Compare(Spec):
     @model_validator(mode="after")
     def _parts_are_known(self) -> "Compare":
         for name, raw in self.scorers.items():
+            if name in MEANING and name != "proxy":
+                raise ConfigError(f"scorers.{name}: {name!r} is a measure that is always taken; give the scorer another name")
             parse_scorer(raw, f"scorers.{name}")
         if self.world is not None:
             load_world(self.world)
@@ -64,7 +66,7 @@ class Compare(Spec):
         """Write comparison.json, comparison.md and examples.md; return the means and differences."""
         before, after, rows_before, rows_after = measure_both(self)
         table = paired_table(rows_before, rows_after, confidence=self.confidence, seed=self.seed)
-        text = markdown(table, num_prompts=len(rows_before))
+        text = markdown(table, num_prompts=len(rows_before), confidence=self.confidence)
         examples = example_text(before, after, rows_before, rows_after, self.num_examples)
         (folder / "comparison.json").write_text(json.dumps([row.__dict__ for row in table], indent=2), encoding="utf-8")
         (folder / "comparison.md").write_text(text, encoding="utf-8")
@@ -165,6 +167,11 @@ def _trained_turn(opened: Rollout) -> int:
     return sum(message.role == "assistant" for message in opened.conversation.messages)
 
 
+def first_sampled_turn(rollout: Rollout) -> int:
+    """Index of the assistant turn that was sampled first, the one that training is about."""
+    return next(span.turn for span in rollout.spans if span.ended is not None)
+
+
 def _first_sampled(rollout: Rollout) -> Rollout:
     """The rollout cut after its first sampled turn, the one that training is about."""
     place = next(i for i, span in enumerate(rollout.spans) if span.ended is not None)
@@ -237,10 +244,11 @@ MEANING = {
 }
 
 
-def markdown(table: Sequence[PairedRow], *, num_prompts: int) -> str:
+def markdown(table: Sequence[PairedRow], *, num_prompts: int, confidence: float) -> str:
     """The table as text people can read."""
     lines = [
-        f"Paired over {num_prompts} held-out prompts, the same sampling seeds for both policies; intervals are 95 % bootstrap.",
+        f"Paired over {num_prompts} held-out prompts, the same sampling seeds for both policies; "
+        f"intervals are {confidence:.0%} bootstrap.",
         "",
         "| measure | before | after | difference | interval | what it is |",
         "|---|---|---|---|---|---|",
@@ -269,6 +277,9 @@ def example_text(
         ):
             numbers = ", ".join(f"{key} {value:.2f}" for key, value in row.items())
             parts.append(f"### Prompt {place + 1}, {title} ({numbers})\n")
-            parts += [f"- **{message.role}**: {message.text}" for message in rollout.conversation.messages]
+            trained = len(through(rollout.conversation, first_sampled_turn(rollout)).messages) - 1
+            for index, message in enumerate(rollout.conversation.messages):
+                who = f"{message.role}, from here on {title} training" if index == trained else message.role
+                parts.append(f"- **{who}**: {message.text}")
             parts.append("")
     return "\n".join(parts) + "\n"

@@ -57,7 +57,7 @@ def mappings(spec: Spec) -> list[tuple[str, Mapping[str, Any]]]:
     found = []
     for name in type(spec).model_fields:
         value = getattr(spec, name)
-        if isinstance(value, Mapping) and "kind" in value:
+        if isinstance(value, Mapping) and ("kind" in value or name == "world"):
             found.append((name, value))
         elif isinstance(value, Mapping):
             found += [

@@ -247,7 +247,7 @@ class _Run:
     def loop(self, step: int, state: Any, view: View) -> tuple[int, Mapping[str, float]]:
         """Tick until the last step, or until the job ends by itself; returns the step reached and the last report."""
         report: Mapping[str, float] = {}
-        saved_at = step
+        saved_at = first = step
         iterator = self.job.train(state) if step < self.job.steps else iter(())
         try:
             with timed_by(Clock()) as clock:
@@ -262,6 +262,7 @@ class _Run:
                         with phase("checkpoint"):
                             self.save(step, state)
                         saved_at = step
+            self.check_all_skipped(step - first, report)
             if step < self.job.steps:
                 view.note(f"{self.job.title}: ended by itself after step {step} of {self.job.steps}")
             if saved_at < step or step == 0:
@@ -309,6 +310,14 @@ class _Run:
                 f"{skipped:.0f} optimizer steps in a row were skipped up to step {step}, because the loss or a gradient was "
                 f"not finite ({', '.join(bad) or 'see metrics.jsonl'}); max_skipped_steps is {self.cfg.max_skipped_steps}. "
                 "They changed no weight. Lower learning_rate, set max_grad_norm, or look at the data of these steps"
+            )
+
+    def check_all_skipped(self, taken: int, report: Mapping[str, float]) -> None:
+        """A short run in which no step changed a weight has not trained anything."""
+        if 0 < taken <= report.get("skipped_in_a_row", 0.0):
+            raise RewardenError(
+                f"nothing was learnt in {taken} steps: all of them were skipped, because the loss or a gradient was not finite. "
+                "Lower learning_rate, set max_grad_norm, or look at the data"
             )
 
     def save(self, step: int, state: Any) -> None:

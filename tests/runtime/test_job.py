@@ -162,6 +162,17 @@ def test_too_many_skipped_steps_in_a_row_stop_the_run(tmp_path):
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 4
 
 
+def test_a_short_run_in_which_every_step_was_skipped_is_no_success(tmp_path):
+    def train(state: int) -> Iterator[Tick]:
+        for step in range(state, 2):
+            yield Tick(state=step + 1, report={"skipped_steps": 1.0, "skipped_in_a_row": float(step + 1)})
+
+    job = Job(title="short", steps=2, start=0, train=train, parts={}, export=lambda folder: (folder / "x.txt").touch())
+    with pytest.raises(RewardenError, match=r"nothing was learnt in 2 steps"):
+        drive(job, RunFolder(tmp_path), ALONE, cfg=Drive(view="off"))
+    assert not (tmp_path / "x.txt").exists()
+
+
 def test_a_job_may_end_early_and_may_have_no_steps(tmp_path, capsys):
     def train(state: int) -> Iterator[Tick]:
         for step in range(state, 3):
