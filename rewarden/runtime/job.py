@@ -316,7 +316,7 @@ class _Run:
         """A short run in which no step changed a weight has not trained anything."""
         if 0 < taken <= report.get("skipped_in_a_row", 0.0):
             raise RewardenError(
-                f"nothing was learnt in {taken} steps: all of them were skipped, because the loss or a gradient was not finite. "
+                f"nothing was learnt in {taken} steps: all were skipped, because the loss or a gradient was not finite. "
                 "Lower learning_rate, set max_grad_norm, or look at the data"
             )
 
