@@ -186,20 +186,20 @@ def check_accuracy(folders: Mapping[int, Path], low: float, high: float, record_
     assert not wrong, "\n".join(wrong)
 
 
-def test_a_reward_model_from_two_thousand_pairs_has_its_accuracy(record_property):
-    record_property("point", "3 reward model, 2,000 pairs, 2 epochs, lr 7e-4: accuracy .65-.74 against noiseless gold order")
+def test_a_reward_model_from_sixteen_hundred_pairs_has_its_accuracy(record_property):
+    record_property("point", "3 reward model, 1,600 pairs, 2 epochs, lr 7e-4: accuracy .65-.74 against noiseless gold order")
     check_accuracy(runs.reward_models("plain", SEEDS), 0.65, 0.74, record_property)
 
 
 def test_a_reward_model_from_four_thousand_pairs_has_its_accuracy(record_property):
-    record_property("point", "3 reward model, 4,300 pairs, 2 epochs, lr 5e-4: accuracy .72-.79 against noiseless gold order")
+    record_property("point", "3 reward model, 4,300 pairs, 2 epochs, lr 7e-4: accuracy .72-.79 against noiseless gold order")
     check_accuracy(runs.reward_models("large", SEEDS), 0.72, 0.79, record_property)
 
 
 @pytest.fixture(scope="module")
 def ppo(chains) -> dict[int, dict[str, dict[int, dict[str, float]]]]:
-    """seed -> "safe" or "vanilla" -> step -> what 256 held-out prompts measure; step 0 is the SFT policy."""
-    folders = {kind: runs.ppo_runs(kind, SEEDS) for kind in ("vanilla", "safe")}
+    """seed -> kind of run -> step -> what 256 held-out prompts measure; step 0 is the SFT policy."""
+    folders = {kind: runs.ppo_runs(kind, SEEDS) for kind in runs.PPO}
     asked = {
         f"seed{seed}-{kind}": {
             "reference": str(chains[seed] / "sft" / "model"),
@@ -210,17 +210,19 @@ def ppo(chains) -> dict[int, dict[str, dict[int, dict[str, float]]]]:
             "seed": seed,
         }
         for seed in SEEDS
-        for kind in ("vanilla", "safe")
+        for kind in runs.PPO
     }
     answers = runs.measure("steps", asked)
-    out = {seed: {kind: by_step(answers[f"seed{seed}-{kind}"]) for kind in ("vanilla", "safe")} for seed in SEEDS}
+    out = {seed: {kind: by_step(answers[f"seed{seed}-{kind}"]) for kind in runs.PPO} for seed in SEEDS}
     for seed, kinds in out.items():
         for kind, steps in kinds.items():
             assert sorted(steps) == list(range(STEPS + 1)), (
                 f"seed {seed}, {kind}: checkpoints of steps {sorted(steps)[1:]}, expected 1..{STEPS}; a run made without "
                 f"save_steps=1 has to be removed from {runs.folder(seed)} first"
             )
-        assert kinds["vanilla"][0] == kinds["safe"][0], f"seed {seed}: two measurements of the start differ"
+        assert kinds["vanilla"][0] == kinds["safe"][0] == kinds["safe_fast"][0], (
+            f"seed {seed}: measurements of the start differ"
+        )
     return out
 
 
@@ -295,10 +297,10 @@ def test_ppo_with_its_safeguards_stays_sound_at_every_step(ppo, record_property)
 
 
 def test_ppo_with_its_safeguards_is_above_vanilla_at_the_same_steps(ppo, record_property):
-    record_property("point", "3 PPO-max against vanilla: gold at least .5 above at each of steps 3-6")
+    record_property("point", "3 PPO-max against vanilla, same learning rate: gold at least .5 above at each of steps 3-6")
     reasons: dict[int, list[str]] = {}
     for seed, kinds in ppo.items():
-        gaps = {t: kinds["safe"][t]["gold"] - kinds["vanilla"][t]["gold"] for t in (3, 4, 5, 6)}
+        gaps = {t: kinds["safe_fast"][t]["gold"] - kinds["vanilla"][t]["gold"] for t in (3, 4, 5, 6)}
         record_property(f"gap at steps 3-6, seed {seed}", [round(gap, 3) for gap in gaps.values()])
         reasons[seed] = [f"step {step}: gap {gap:.3f} < .5" for step, gap in gaps.items() if gap < 0.5]
     in_two_of_three(reasons, record_property)

@@ -1,9 +1,9 @@
 """The runs in the built-in world that several slow tests read: made once, kept, and skipped while finished and unchanged.
 
     RUNS/seed0/start sft pairs reward ppo compare   the demo's chain
-               reward_plain reward_large            reward models from 2,000 and 4,300 of its pairs
-               ppo_safe ppo_vanilla                 PPO with and without its safeguards against reward_plain, at the same learning
-                                                    rate, with the checkpoint of every step
+               reward_plain reward_large            reward models from 1,600 and 4,300 of its pairs
+               ppo_safe                             PPO with its safeguards against reward_plain: the recipe that ships
+               ppo_safe_fast ppo_vanilla            with and without them at one learning rate; checkpoints of every step
     RUNS/measured/...json                           what a policy said, or how it scored step by step
     RUNS/logs/...log                                what every process printed
 
@@ -32,10 +32,14 @@ STAGES = ("start", "sft", "pairs", "reward", "ppo", "compare")
 
 KEEP_STEPS = ("save_steps=1", "save_total_limit=null")
 REWARDS = {
-    "plain": ("data.max_rows=2000", "num_train_epochs=2", "optim.learning_rate=7e-4"),
-    "large": ("data.max_rows=4300", "num_train_epochs=2", "optim.learning_rate=5e-4"),
+    "plain": ("data.max_rows=1600", "num_train_epochs=2", "optim.learning_rate=7e-4"),
+    "large": ("data.max_rows=4300", "num_train_epochs=2", "optim.learning_rate=7e-4"),
 }
-SAFE = ("max_steps=10", "optim.learning_rate=1e-3", "critic_optim.learning_rate=1e-3")
+PPO = {
+    "safe": ("ppo_world.yaml", ("max_steps=10",)),
+    "safe_fast": ("ppo_world.yaml", ("max_steps=10", "optim.learning_rate=1e-3", "critic_optim.learning_rate=1e-3")),
+    "vanilla": ("ppo_world_vanilla.yaml", ()),
+}
 
 TIMEOUT = 3600
 OTHER_RECIPE = "was made by another recipe"
@@ -107,9 +111,9 @@ def reward_models(kind: str, seeds: Sequence[int]) -> dict[int, Path]:
 
 
 def ppo_runs(kind: str, seeds: Sequence[int]) -> dict[int, Path]:
-    """PPO with ("safe") or without ("vanilla") its safeguards: same SFT policy, reward model, prompts, learning rate and seed."""
+    """PPO with ("safe", "safe_fast") or without ("vanilla") its safeguards: same SFT policy, reward model, prompts and seed."""
     rewards = reward_models("plain", seeds)
-    recipe, extra = {"safe": ("ppo_world.yaml", SAFE), "vanilla": ("ppo_world_vanilla.yaml", ())}[kind]
+    recipe, extra = PPO[kind]
     side_by_side(
         [
             recipe_task(
