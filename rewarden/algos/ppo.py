@@ -32,7 +32,7 @@ from rewarden.algos.facts import (
     score_facts,
     self_check,
 )
-from rewarden.algos.rows import within
+from rewarden.algos.rows import check_dropout, within
 from rewarden.algos.scores import merged, process_scores
 from rewarden.algos.selection import BestWeights, Selection, criterion
 from rewarden.data.sources import Data
@@ -135,6 +135,13 @@ class PPO(Spec):
         if sampling.temperature <= 0:
             raise ValueError("temperature 0 has no probabilities to take a ratio of; use a temperature above 0")
         return sampling
+
+    @field_validator("policy", "critic")
+    @classmethod
+    def _no_dropout(cls, model: Model | None) -> Model | None:
+        if model is not None:
+            check_dropout(model, disable_dropout=True)  # the ratio of an unchanged policy must be 1
+        return model
 
     @field_validator("reward")
     @classmethod

@@ -20,10 +20,10 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from rewarden.algos.rows import within
+from rewarden.algos.rows import check_dropout, within
 from rewarden.data.batches import length_batches
 from rewarden.data.sources import Data, load_comparisons
 from rewarden.errors import DataError
@@ -87,6 +87,11 @@ class Reward(Spec):
     """Optimizer steps between evaluations; None evaluates at the end only."""
     seed: int = 0
     """Order of the pairs."""
+
+    @model_validator(mode="after")
+    def _dropout_acts(self) -> "Reward":
+        check_dropout(self.model, disable_dropout=self.disable_dropout)
+        return self
 
     def build(self, ranks: Ranks) -> Job:
         """Load model and data; see `build`."""
@@ -276,8 +281,6 @@ def train(
     lengths = [len(pair.chosen_ids) + len(pair.rejected_ids) for pair in pairs]
     per_epoch = math.ceil(len(pairs) / cfg.train_batch_size)
     plan_epoch, plan = -1, []
-    if not cfg.disable_dropout:
-        model.model.train()
     while state.step < steps:
         epoch, index = divmod(state.step, per_epoch)
         if epoch != plan_epoch:
@@ -287,19 +290,18 @@ def train(
             )
         chosen = plan[index][ranks.rank :: ranks.world]
         batch = prepare([pairs[row] for row in chosen], ranks.device, margin_scale=cfg.margin_scale, num_heads=cfg.num_heads)
+        model.model.train(not cfg.disable_dropout)
         learnt = update(
             optimizer,
             split_batch(batch, cfg.per_device_train_batch_size),
             lambda b: loss(model, b, cfg, features),
             ranks=ranks,
         )
+        model.model.eval()
         state = State(step=state.step + 1)
         facts = {"epoch": state.step / per_epoch, "num_tokens": float(sum(lengths[row] for row in plan[index]))}
         if state.step == steps or (cfg.eval_steps and state.step % cfg.eval_steps == 0):
-            model.model.eval()
             facts |= measure()
-            if not cfg.disable_dropout:
-                model.model.train()
         yield Tick(state=state, report={**learnt, **facts}, samples=[])
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rewarden.errors import DataError
+from rewarden.models.load import Model
 from rewarden.text.render import Template
 from rewarden.types import Conversation, Span
 
@@ -39,6 +40,18 @@ class EncodedRows:
 def within(limit: int | None, positions: int | None) -> int | None:
     """The smaller of a length limit and the positions a model has: a row beyond them would stop the run half-way."""
     return min((number for number in (limit, positions) if number is not None), default=None)
+
+
+def check_dropout(model: Model, *, disable_dropout: bool) -> None:
+    """Refuse a dropout that would never act.
+
+    Errors: ValueError, for use in a config's validator.
+    """
+    if model.lora_dropout and disable_dropout:
+        raise ValueError(
+            f"lora_dropout is {model.lora_dropout}, but dropout is off in this training, so it would do nothing; set it to 0"
+            " (sft and reward: or set disable_dropout: false)"
+        )
 
 
 def encode_rows(

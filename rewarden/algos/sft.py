@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Bool
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from rewarden.algos.rows import EncodedRow, Overlength, encode_rows, within
+from rewarden.algos.rows import EncodedRow, Overlength, check_dropout, encode_rows, within
 from rewarden.data.batches import length_batches
 from rewarden.data.sources import Data, load_conversations
 from rewarden.errors import DataError
@@ -60,10 +60,17 @@ class SFT(Spec):
     """Longest row in tokens; None takes any length."""
     overlength: Overlength = "drop"
     """What happens to longer rows: drop (counted), truncate the end (counted), or error."""
+    disable_dropout: bool = True
+    """Train without dropout; false switches on lora_dropout and the dropout of the model's own config."""
     eval_steps: int | None = Field(None, ge=1)
     """Optimizer steps between evaluations; None evaluates at the end only."""
     seed: int = 0
     """Order of the rows."""
+
+    @model_validator(mode="after")
+    def _dropout_acts(self) -> "SFT":
+        check_dropout(self.model, disable_dropout=self.disable_dropout)
+        return self
 
     def build(self, ranks: Ranks) -> Job:
         """Load model and data; see `build`."""
@@ -147,7 +154,9 @@ def train(
             )
         chosen = plan[index]
         batch = prepare([rows[row] for row in chosen[ranks.rank :: ranks.world]], ranks.device)
+        policy.train(not cfg.disable_dropout)
         learnt = update(optimizer, split_batch(batch, cfg.per_device_train_batch_size), lambda b: loss(policy, b), ranks=ranks)
+        policy.eval()
         state = State(step=state.step + 1)
         facts = {
             "epoch": state.step / per_epoch,

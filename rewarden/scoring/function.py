@@ -13,9 +13,10 @@ import inspect
 import math
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rewarden.errors import ConfigError, ScoreError
 from rewarden.scoring.answer import ok, shown, split_answer, where_of, without_value
@@ -36,6 +37,14 @@ class FunctionReward(Spec):
     """"my_file.py:my_reward" or "package.module:my_reward"."""
     format: Format = "auto"
     """What the function gets: strings (plain), message lists (conversational), or what the row was (auto: `meta["plain"]`)."""
+
+    @field_validator("path")
+    @classmethod
+    def _file_exists(cls, path: str) -> str:
+        file = path.rsplit(":", 1)[0]
+        if file.endswith(".py") and not Path(file).is_file():
+            raise ValueError(f"no file {file}; paths are relative to the working directory")
+        return path
 
     def build(self) -> "FunctionScorer":
         """Import the function; it may be any callable or coroutine function."""

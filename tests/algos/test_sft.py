@@ -128,3 +128,26 @@ def test_held_out_rows_of_which_none_is_left_are_an_error(world_files, tmp_path)
     file.write_text(json.dumps({"prompt": "Hello", "completion": "Where?"}) + "\n")
     with pytest.raises(DataError, match=r"no held-out row is left .*longer than 20 tokens dropped"):
         sft.build(config(world_files, data=Data(path=str(file)), max_length=20), Ranks.single("cpu"))
+
+
+def lora(files, dropout):
+    return Model(model_name_or_path=str(files.policy), lora_r=4, lora_dropout=dropout)
+
+
+def test_dropout_acts_only_where_it_is_switched_on(world_files):
+    def losses(**changes):
+        torch.manual_seed(0)
+        job = sft.build(config(world_files, max_steps=2, **changes), Ranks.single("cpu"))
+        return [tick.report["loss/nll"] for tick in job.train(job.start)], job.parts["policy"].model
+
+    plain, _ = losses(model=lora(world_files, 0.0))
+    off, _ = losses(model=lora(world_files, 0.0), disable_dropout=False)
+    on, model = losses(model=lora(world_files, 0.5), disable_dropout=False)
+    assert plain == off  # this architecture has no dropout of its own
+    assert on[1] != plain[1]
+    assert not model.training
+
+
+def test_a_dropout_that_would_do_nothing_is_refused(world_files):
+    with pytest.raises(ValueError, match=r"lora_dropout is 0.5, but dropout is off"):
+        config(world_files, model=lora(world_files, 0.5))
