@@ -186,9 +186,15 @@ def check_accuracy(folders: Mapping[int, Path], low: float, high: float, record_
     assert not wrong, "\n".join(wrong)
 
 
-def test_a_reward_model_from_sixteen_hundred_pairs_has_its_accuracy(record_property):
-    record_property("point", "3 reward model, 1,600 pairs, 2 epochs, lr 7e-4: accuracy .65-.74 against noiseless gold order")
-    check_accuracy(runs.reward_models("plain", SEEDS), 0.65, 0.74, record_property)
+def test_a_reward_model_from_two_thousand_pairs_has_its_accuracy(record_property):
+    # .65-.74 was measured on an SFT policy that copies less; docs/decisions/world_acceptance.md says why the top is that of 4,300 pairs.
+    record_property("point", "3 reward model, 2,000 pairs, 2 epochs, lr 7e-4: accuracy .65-.79 against noiseless gold order")
+    check_accuracy(runs.reward_models("plain", SEEDS), 0.65, 0.79, record_property)
+
+
+def test_on_an_sft_policy_at_the_rate_of_the_specification_it_is_in_the_narrower_range(record_property):
+    record_property("point", "3 reward model, 2,000 pairs, SFT at lr 4e-3 as specified: accuracy .65-.74")
+    check_accuracy(runs.at_spec_rate(SEEDS), 0.65, 0.74, record_property)
 
 
 def test_a_reward_model_from_four_thousand_pairs_has_its_accuracy(record_property):

@@ -1,9 +1,10 @@
 """The runs in the built-in world that several slow tests read: made once, kept, and skipped while finished and unchanged.
 
     RUNS/seed0/start sft pairs reward ppo compare   the demo's chain
-               reward_plain reward_large            reward models from 1,600 and 4,300 of its pairs
+               reward_plain reward_large            reward models from 2,000 and 4,300 of its pairs
                ppo_safe                             PPO with its safeguards against reward_plain: the recipe that ships
                ppo_safe_fast ppo_vanilla            with and without them at one learning rate; checkpoints of every step
+    RUNS/spec_rate0/...                             an SFT policy at the rate of the specification and a reward model from it
     RUNS/measured/...json                           what a policy said, or how it scored step by step
     RUNS/logs/...log                                what every process printed
 
@@ -32,12 +33,16 @@ STAGES = ("start", "sft", "pairs", "reward", "ppo", "compare")
 
 KEEP_STEPS = ("save_steps=1", "save_total_limit=null")
 REWARDS = {
-    "plain": ("data.max_rows=1600", "num_train_epochs=2", "optim.learning_rate=7e-4"),
+    "plain": ("data.max_rows=2000", "num_train_epochs=2", "optim.learning_rate=7e-4"),
     "large": ("data.max_rows=4300", "num_train_epochs=2", "optim.learning_rate=7e-4"),
 }
+AS_VANILLA = ("learning_rate=1e-3", "lr_scheduler_type=constant", "min_lr_ratio=0", "warmup_steps=0")
 PPO = {
     "safe": ("ppo_world.yaml", ("max_steps=10",)),
-    "safe_fast": ("ppo_world.yaml", ("max_steps=10", "optim.learning_rate=1e-3", "critic_optim.learning_rate=1e-3")),
+    "safe_fast": (
+        "ppo_world.yaml",
+        ("max_steps=10", *(f"{group}.{key}" for group in ("optim", "critic_optim") for key in AS_VANILLA)),
+    ),
     "vanilla": ("ppo_world_vanilla.yaml", ()),
 }
 
@@ -108,6 +113,15 @@ def reward_models(kind: str, seeds: Sequence[int]) -> dict[int, Path]:
         ]
     )
     return {seed: folder(seed) / f"reward_{kind}" for seed in seeds}
+
+
+def at_spec_rate(seeds: Sequence[int]) -> dict[int, Path]:
+    """The plain reward model of each seed on an SFT policy trained at the rate of the specification."""
+    recipe = str(Path(__file__).with_name("spec_rate.yaml"))
+    side_by_side(
+        [recipe_task(f"seed{s}-spec_rate", recipe, (f"name=spec_rate{s}", f"output_dir={RUNS}", f"seed={s}")) for s in seeds]
+    )
+    return {seed: RUNS / f"spec_rate{seed}" / "reward" for seed in seeds}
 
 
 def ppo_runs(kind: str, seeds: Sequence[int]) -> dict[int, Path]:
