@@ -1,6 +1,7 @@
 # make demo   install, then train and compare policies in the built-in world
 # make test   install, then every check and every test that is not slow
-# Only `setup` and `smollm2` use the network.
+# make bench  install, then measure against the peers side by side (needs `make peers` once)
+# Only `setup`, `smollm2` and `peers` use the network.
 
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -8,6 +9,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
+PEERS := .venv-peers
+PEERS_STAMP := $(PEERS)/installed
+PEERS_PIP := $(PEERS)/bin/python -m pip install --disable-pip-version-check -q
 
 REWARDEN_SHARED ?= ../shared
 REWARDEN_SMOLLM2 ?= models/smollm2
@@ -16,7 +20,7 @@ TEST_ENV := REWARDEN_SHARED=$(abspath $(REWARDEN_SHARED)) REWARDEN_SMOLLM2=$(abs
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow check format smollm2 clean
+.PHONY: help setup demo test slow check format smollm2 peers bench clean
 
 help: ## show the targets
 	@awk -F':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +62,23 @@ smollm2: setup ## put the real model SmolLM2-135M-Instruct into models/smollm2
 	  || { echo "no $(REWARDEN_SHARED)/tools/get_smollm2.py: set REWARDEN_SHARED to the folder that holds tools/ and data/"; exit 1; }
 	@test -f "$(REWARDEN_SMOLLM2)/model.safetensors" || $(BIN)/python "$(REWARDEN_SHARED)/tools/get_smollm2.py" "$(REWARDEN_SMOLLM2)"
 
-clean: ## remove .venv, caches and build output; runs/ and models/ stay
-	rm -rf $(VENV) build dist slow *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+# The peers live in an environment of their own: nothing of theirs may reach ours. torch goes first and alone here too.
+peers: $(PEERS_STAMP) ## put the libraries that `make bench` compares with into .venv-peers
+
+$(PEERS_STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "$(PYTHON) is $$($(PYTHON) --version); the peers need Python 3.11 or newer: make peers PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "peers: creating $(PEERS) and installing (a few minutes the first time)"
+	@$(PYTHON) -m venv $(PEERS)
+	@$(PEERS_PIP) torch==2.13.0
+	@$(PEERS_PIP) torch==2.13.0 transformers==5.24.0 accelerate==1.15.0 datasets==5.2.0 peft==0.21.2 "numpy>=2" trl==1.16.0
+	@$(PEERS_PIP) --no-deps --target $(PEERS)/trl12 trl==1.12.0
+	@touch $@
+	@echo "peers: done"
+
+bench: setup ## ours and the peers A B A B on the same work; BENCH_ONLY=name,... BENCH_PAIRS=5
+	REWARDEN_SHARED=$(abspath $(REWARDEN_SHARED)) REWARDEN_PEERS=$(abspath $(PEERS)) $(BIN)/python -m bench
+
+clean: ## remove .venv, .venv-peers, caches and build output; runs/ and models/ stay
+	rm -rf $(VENV) $(PEERS) build dist slow *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -not -path './runs/*' -prune -exec rm -rf {} +

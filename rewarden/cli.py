@@ -1,5 +1,6 @@
 """The command line. Every command imports what it needs when it runs, so that help is instant."""
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -8,6 +9,9 @@ from typing import Annotated
 import typer
 
 from rewarden.errors import RewardenError
+from rewarden.recipe.diff import diff_app, import_model
+from rewarden.recipe.doctor import doctor
+from rewarden.recipe.evaluate import eval_app
 
 app = typer.Typer(
     name="rewarden",
@@ -92,17 +96,43 @@ def sample(
 
 @app.command()
 def score(
-    model: Annotated[str, typer.Argument(help="Reward model folder or hub id.")],
-    file: Annotated[Path, typer.Argument(help="Conversations or preference pairs (jsonl, json, parquet, .gz).")],
+    file: Annotated[str, typer.Argument(help="Conversations, preference pairs or labeled answers: a file, folder or hub id.")],
+    reward: Annotated[str, typer.Option(help="Reward model: a folder of Rewarden, transformers or peft, or a hub id.")],
+    template: Annotated[
+        str | None, typer.Option(help="chat, moss_en, moss_zh, alpaca or hh; not given: what the model was trained with.")
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="Longer texts get no score and are counted; not given: the model's positions.")
+    ] = None,
     data_format: Annotated[
         str, typer.Option("--format", help="auto, trl, hh, ultrainteract, alpaca_farm, moss_rm, moss_sft or oasst.")
     ] = "auto",
-    output: Annotated[Path | None, typer.Option(help="Write jsonl here instead of printing.")] = None,
+    split: Annotated[str, typer.Option(help="Split of a hub data set, or files of a folder.")] = "train",
+    on_bad_row: Annotated[str, typer.Option(help="error, or drop: leave malformed rows out and count them.")] = "error",
+    rows: Annotated[str | None, typer.Option(help="Only these rows: numbers from 0 and ranges, such as 0,4-6.")] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show the text, the tokens and the scored position of --rows (default: row 0).")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines instead of a table.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Write JSON lines here instead of printing; a run that was stopped goes on.")
+    ] = None,
 ) -> None:
-    """Score conversations with a reward model; pairs get both scores and who wins."""
-    from rewarden.recipe.once import score_once
+    """Score conversations with a reward model; pairs get both scores and the accuracy."""
+    options = {"path": reward, "template": template, "max_length": max_length}
+    raw = {
+        "reward": {key: value for key, value in options.items() if value is not None},
+        "data": {"path": file, "format": data_format, "split": split, "on_bad_row": on_bad_row},
+        **({} if rows is None else {"rows": rows}),
+    }
+    if explain:
+        from rewarden.recipe.explain import explain_once
 
-    score_once(model, file, data_format=data_format, output=output)
+        explain_once(raw, output=output, as_json=as_json)
+    else:
+        from rewarden.recipe.score import score_once
+
+        score_once(raw, output=output, as_json=as_json)
 
 
 @app.command()
@@ -113,15 +143,49 @@ def worlds(seed: Annotated[int, typer.Option(help="Which user.")] = 0) -> None:
     show_worlds(seed)
 
 
+@app.command()
+def env() -> None:
+    """Versions, device, threads and optional packages as JSON; what to put into a bug report."""
+    from rewarden.recipe.env import show_env
+
+    show_env()
+
+
+app.add_typer(eval_app, name="eval")
+app.add_typer(diff_app, name="diff")
+app.command("import")(import_model)
+app.command("doctor")(doctor)
+
+
+def _fail_on_disk(error: OSError) -> None:
+    """One message for what the system refuses; an error that names no file and is not of standard output is a bug."""
+    if error.filename is not None:
+        sys.stderr.write(f"error: {error.filename}: {error.strerror}; check the path and its permissions\n")
+    elif error.errno in (errno.EPIPE, errno.ENOSPC, errno.EIO):
+        why = "was closed before all was written" if error.errno == errno.EPIPE else f"takes no more ({error.strerror})"
+        sys.stderr.write(f"error: standard output {why}; use --output FILE, or write to a disk with room\n")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered has nowhere to go
+    else:
+        raise error
+    sys.exit(2)
+
+
 def main() -> None:
     """Entry point: an error we raise on purpose is one message and exit code 2, Ctrl-C one line and 130."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where a full disk or a closed pipe still has a message
     except RewardenError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
+    except OSError as error:
+        _fail_on_disk(error)
     except SystemExit as stop:
+        if isinstance(stop.__context__, OSError) and stop.__context__.errno == errno.EPIPE:  # typer exits without a word
+            _fail_on_disk(stop.__context__)
         if stop.code == INTERRUPTED:  # typer turns KeyboardInterrupt into this, without a word
             sys.stderr.write("interrupted\n")
         raise

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from rewarden.errors import ConfigError
+from rewarden.errors import ConfigError, in_words
 
 
 class Spec(BaseModel):
@@ -22,6 +22,26 @@ class Spec(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers_are_numbers(cls, value: Any, info: Any) -> Any:
+        parts = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(part, int) and abs(part) >= 2**63 for part in parts):
+            raise ValueError("no number here is that large; use one below 2**63")
+        # pydantic takes true for 1, so `max_grad_norm: true` would clip at 1 without a word.
+        if any(isinstance(part, bool) for part in parts):
+            kinds = _kinds(cls.model_fields[info.field_name or ""].annotation)
+            if {int, float} & kinds and not {bool, Any} & kinds:
+                raise ValueError("write a number, not true or false")
+        return value
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """Every type a value may have, also inside lists and unions."""
+    if get_origin(annotation) is Literal:
+        return set()
+    return {annotation}.union(*(_kinds(inner) for inner in get_args(annotation)))
 
 
 SHOWN = 50
@@ -56,14 +76,14 @@ def parse(table: Mapping[str, type[Spec]], raw: Mapping[str, Any] | Spec, where:
     if isinstance(raw, Spec):
         return raw
     if not isinstance(raw, Mapping):
-        raise ConfigError(f"{_at(where)}got {raw!r}; write a mapping with a `kind:` ({', '.join(sorted(table))})")
+        raise ConfigError(f"{_at(where)}got {_shown(raw)}; write a mapping with a `kind:` ({', '.join(sorted(table))})")
     kind = raw.get("kind")
     fields = {key: value for key, value in raw.items() if key != "kind"}
     if isinstance(kind, str) and kind in table:
         return check(table[kind], fields, where)
     if isinstance(kind, str) and ":" in kind:
         return check(outside(kind, where), fields, where)
-    raise ConfigError(f"{_at(where)}kind is {kind!r}; {nearest(str(kind), table)}, or 'my_file:MyClass' for your own")
+    raise ConfigError(f"{_at(where)}kind is {_shown(kind)}; {nearest(str(kind), table)}, or 'my_file:MyClass' for your own")
 
 
 def outside(name: str, where: str = "") -> Any:
@@ -75,7 +95,7 @@ def outside(name: str, where: str = "") -> Any:
     module_name, attribute = name.rsplit(":", 1)
     path = Path(module_name if module_name.endswith(".py") else f"{module_name}.py")
     if path.is_file():
-        module = _run_file(path.resolve())
+        module = _run_file(path, where)
     elif module_name.endswith(".py"):
         raise ConfigError(f"{_at(where)}no file {module_name!r} for {name!r}; paths start at the folder you run from")
     else:
@@ -83,10 +103,12 @@ def outside(name: str, where: str = "") -> Any:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-                raise  # found, but what it imports is missing
+                raise _cannot_run(module_name, error, where) from error  # found, but what it imports is missing
             raise ConfigError(
                 f"{_at(where)}no module {module_name!r} for {name!r}; give a file or an importable module"
             ) from error
+        except (Exception, SystemExit) as error:  # anybody's code
+            raise _cannot_run(module_name, error, where) from error
     if not hasattr(module, attribute):
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
         raise ConfigError(
@@ -95,8 +117,14 @@ def outside(name: str, where: str = "") -> Any:
     return getattr(module, attribute)
 
 
-def _run_file(path: Path) -> ModuleType:
+def _cannot_run(what: str | Path, error: BaseException, where: str) -> ConfigError:
+    words = in_words(error, str(Path(what).resolve()))
+    return ConfigError(f"{_at(where)}{what} cannot be imported: {words}; mend it, then run again")
+
+
+def _run_file(path: Path, where: str) -> ModuleType:
     """The module of a file, from the first call that named it."""
+    given, path = path, path.resolve()
     name = f"rewarden_outside_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -107,11 +135,15 @@ def _run_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    ran = False
     try:
         spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
+        ran = True
+    except (Exception, SystemExit) as error:  # anybody's code
+        raise _cannot_run(given, error, where) from error
+    finally:
+        if not ran:
+            del sys.modules[name]
     return module
 
 
@@ -128,11 +160,18 @@ def _merged(entries: Iterable[Any]) -> list[dict[str, Any]]:
             by_path[path]["msg"] += f"; or: {entry['msg']}"
         else:
             by_path.setdefault(path, {**entry, "loc": path})
-    return list(by_path.values())
+    # A list that is "too short" only because its one part is wrong is no complaint of its own.
+    return [
+        entry for path, entry in by_path.items() if not any(path == longer[: len(path)] for longer in by_path if path != longer)
+    ]
 
 
 ALTERNATIVE = re.compile(r"\w+\[.*\]|str|int|float|bool")
 """How pydantic names one alternative of a type in the path of a complaint."""
+
+
+MAPPING = "write a mapping, such as {key: value}"
+"""What to do where pydantic asks for a dictionary or an instance of a class."""
 
 
 def _explain(spec: type[Spec], entry: Any, where: str) -> str:
@@ -146,8 +185,14 @@ def _explain(spec: type[Spec], entry: Any, where: str) -> str:
     cause = entry.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):  # raised by a validator, which names the key itself
         return "\n".join(f"{_at(where)}{line}" for line in str(cause).splitlines())
-    problem = str(entry["msg"]).removeprefix("Value error, ")
-    return f"{_at(where)}{path} is {entry.get('input')!r}: {problem}" if path else f"{_at(where)}{problem}"
+    problem = MAPPING if entry["type"] in ("model_type", "dict_type") else str(entry["msg"]).removeprefix("Value error, ")
+    return f"{_at(where)}{path} is {_shown(entry.get('input'))}: {problem}" if path else f"{_at(where)}{problem}"
+
+
+def _shown(value: Any) -> str:
+    """A value for an error message, cut to a readable length."""
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def _owner(spec: type[Spec], path: Iterable[Any]) -> type[Spec] | None:

@@ -79,9 +79,11 @@ def line(point: dict[str, Any]) -> str:
 def commit(root: Path) -> str | None:
     """The commit the numbers belong to, with "+" when tracked files differ from it; None outside a repository."""
     try:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+        head = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, encoding="utf-8", check=True
+        ).stdout.strip()
         changed = subprocess.run(
-            ["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True, check=True
+            ["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, encoding="utf-8", check=True
         ).stdout
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -11,7 +11,16 @@ from torch import Tensor, nn
 from rewarden.data.sources import Data, load_prompts
 from rewarden.errors import ConfigError, DataError
 from rewarden.models.forward import sequence_logp
-from rewarden.models.load import Model, adapter_off, copy_frozen, load_policy, load_tokenizer, read_card, template_of
+from rewarden.models.load import (
+    Model,
+    adapter_off,
+    copy_frozen,
+    load_policy,
+    load_tokenizer,
+    read_card,
+    same_ids,
+    template_of,
+)
 from rewarden.models.reward import RewardModel, load_reward_model
 from rewarden.protocols import Scorer
 from rewarden.rollout.hf import HFSampler, Sampling
@@ -20,7 +29,8 @@ from rewarden.scoring import build_scorer
 from rewarden.text.render import Template, load_template
 from rewarden.types import Rollout, TokenBatch
 
-Head = Literal["saved", "fresh"]
+Head = Literal["saved", "fresh", "zero"]
+"""A critic's head: that of its checkpoint, drawn, or all zeros, so that the first values are 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +59,12 @@ class Prompts:
 
     rollouts: tuple[Rollout, ...]
     dropped: Mapping[str, int]
+    where: str = ""
 
     def summary(self) -> str:
         """One line."""
-        return f"{len(self.rollouts)} prompts" + "".join(f", {n} {why}" for why, n in sorted(self.dropped.items()))
+        why = "".join(f", {n} {why}" for why, n in sorted(self.dropped.items()))
+        return f"{len(self.rollouts)} prompts{why}" + (f" ({self.where})" if self.where else "")
 
 
 def load_prompt_rollouts(data: Data, template: Template, max_prompt_length: int | None) -> Prompts:
@@ -69,7 +81,7 @@ def load_prompt_rollouts(data: Data, template: Template, max_prompt_length: int 
     if not kept:
         hint = "raise max_prompt_length, take a model with more positions, or check the data"
         raise DataError(f"{data.path}: no prompt is left ({dict(dropped)}); {hint}")
-    return Prompts(rollouts=tuple(kept), dropped=dict(dropped))
+    return Prompts(rollouts=tuple(kept), dropped=dict(dropped), where=loaded.where())
 
 
 def build_actors(
@@ -95,7 +107,19 @@ def build_actors(
     critic_model = None
     if with_critic:
         spec, head = critic_start(policy, reward, critic, critic_head, tokenizer)
-        critic_model = load_reward_model(spec, num_heads=1, head=head, head_seed=head_seed, device=ranks.device)
+        if critic is not None and not same_ids(tokenizer, load_tokenizer(critic)):
+            raise ConfigError(
+                f"critic: {critic.model_name_or_path} has another tokenizer than the policy, whose tokens it has to read; "
+                "give a critic of the policy's tokenizer, or leave critic out"
+            )
+        critic_model = load_reward_model(
+            spec,
+            num_heads=1,
+            head="saved" if head == "saved" else "fresh",
+            head_seed=head_seed,
+            head_std=0.0 if head == "zero" else None,
+            device=ranks.device,
+        )
         critic_model.model.to(ranks.device)
     return Actors(
         policy=model,
@@ -114,7 +138,7 @@ def critic_start(
     critic_head: Head | None,
     tokenizer: Any,
 ) -> tuple[Model, Head]:
-    """Which weights and head the critic starts from: (model, "saved" or "fresh")."""
+    """Which weights and head the critic starts from: (model, "saved", "fresh" or "zero")."""
     if critic is not None:
         return critic, critic_head or "saved"
     if reward.get("kind") == "reward_model":
@@ -125,4 +149,4 @@ def critic_start(
             return spec, critic_head or ("saved" if one_head else "fresh")
     if critic_head == "saved":
         raise ConfigError("critic_head is 'saved' but no critic with a head is given; set critic: {model_name_or_path: ...}")
-    return policy, "fresh"
+    return policy, critic_head or "fresh"

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from rewarden.algos.actors import Actors
-from rewarden.errors import ScoreError
+from rewarden.errors import RewardenError, ScoreError
 from rewarden.maths import k1, k3
 from rewarden.models.forward import sequence_logp
 from rewarden.runtime.clock import phase
@@ -22,10 +22,17 @@ def sample_and_score(
 ) -> list[ScoredRollout]:
     """One sampled and scored turn per prompt, in order.
 
-    Errors: ScoreError when a score is not finite though its status says ok.
+    Errors: ScoreError when a score is not finite though its status says ok; RewardenError when the sampler stamped its answers
+    with other weights than those asked for, as an engine does that was not given the new ones.
     """
     with phase("rollout"):
         rollouts = actors.sampler.sample(prompts, seeds=seeds, policy_version=policy_version)
+    stale = [rollout for rollout in rollouts if rollout.policy_version != policy_version]
+    if stale:
+        raise RewardenError(
+            f"{len(stale)} of {len(rollouts)} answers were sampled from policy version {stale[0].policy_version}, the policy "
+            f"is at {policy_version}; give the sampler the new weights before it samples"
+        )
     with phase("score"):
         scores = scores_of(actors.scorer, [rollout.conversation for rollout in rollouts])
     for rollout, score in zip(rollouts, scores, strict=True):
@@ -82,12 +89,15 @@ def evaluate_policy(
         "eval/length": total["tokens"] / rows,
         "eval/truncated": total["cut"] / rows,
     }
-    return report, transcripts(scored, step, keep, kind="eval")
+    return report, transcripts(scored, ranks, step, keep, kind="eval")
 
 
-def transcripts(scored: Sequence[ScoredRollout], step: int, count: int, *, kind: str) -> list[dict[str, Any]]:
-    """This rank's first `count` rollouts as rows for samples.parquet."""
-    return [
+def transcripts(scored: Sequence[ScoredRollout], ranks: Ranks, step: int, count: int, *, kind: str) -> list[dict[str, Any]]:
+    """The first `count` rollouts of all ranks as rows for samples.parquet, on rank 0; nothing on the others.
+
+    Row i of rank r is row i * world + r of the round or of the evaluation.
+    """
+    rows = [
         {
             "step": step,
             "kind": kind,
@@ -99,5 +109,8 @@ def transcripts(scored: Sequence[ScoredRollout], step: int, count: int, *, kind:
             "length": len(item.rollout.logp_sampler),
             "stop": item.rollout.stop,
         }
-        for item in scored[:count]
+        for item in scored[: len(ranks.share(count))]
     ]
+    numbered = list(zip(ranks.share(count), rows, strict=False))
+    everywhere = [pair for part in ranks.gather_objects(numbered) for pair in part]
+    return [row for _, row in sorted(everywhere, key=lambda pair: pair[0])] if ranks.is_main else []

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rewarden.algos.actors import Actors
+from rewarden.errors import DataError
 from rewarden.maths import explained_variance
 from rewarden.models.forward import sequence_logp
 from rewarden.rollout.hf import HFSampler
@@ -85,7 +86,16 @@ def sampling_facts(sampler: HFSampler, scored: Sequence[ScoredRollout], ranks: R
 def logp_gap(
     rollouts: Sequence[Rollout], logp_BT: Float[Tensor, "B T"], mask_BT: Bool[Tensor, "B T"], ranks: Ranks
 ) -> dict[str, float]:
-    """How far the sampler's log-probs are from those of the training forward."""
+    """How far the sampler's log-probs are from those of the training forward.
+
+    Errors: DataError naming a rollout whose log-probs are not one per sampled token: all that follows would be shifted.
+    """
+    for rollout, sampled in zip(rollouts, mask_BT.sum(1).tolist(), strict=True):
+        if len(rollout.logp_sampler) != sampled:
+            raise DataError(
+                f"conversation {rollout.conversation.id!r}: {len(rollout.logp_sampler)} log-probs for {sampled} sampled "
+                "tokens; a sampler gives one for each token it adds"
+            )
     sampler_N = torch.tensor([logp for rollout in rollouts for logp in rollout.logp_sampler], device=logp_BT.device)
     gap_N = (sampler_N - logp_BT[mask_BT]).abs()
     return {
@@ -108,14 +118,28 @@ def self_check(actors: Actors, microbatches: Sequence[Sampled], ranks: Ranks) ->
         gap = max(gap, _largest(again_BT - part.logp_old_BT, part.mask_BT))
         kl = max(kl, _largest(part.logp_old_BT - reference_BT, part.mask_BT))
     gap, kl = ranks.max(gap), ranks.max(kl)
-    if max(gap, kl) > LOGP_GAP:
+    if max(gap, kl) > LOGP_GAP and ranks.is_main:
         log.warning(
-            "before the first step |log ratio| is up to %.1e and |log pi - log pi_ref| up to %.1e, both should be 0: look for "
-            "dropout that stays on, low precision, or a reference that is not the starting policy",
+            "before the first step |log ratio| is up to %.1e and |log pi - log pi_ref| up to %.1e, both should be 0: %s",
             gap,
             kl,
+            "; ".join(causes(actors, gap, kl)),
         )
     return {"check/log_ratio_max": gap, "check/kl_max": kl}
+
+
+def causes(actors: Actors, gap: float, kl: float) -> list[str]:
+    """What explains a first ratio that is not 1, or a first KL that is not 0, by what can be seen of the models."""
+    found = []
+    for name, model in (("policy", actors.policy), ("reference", actors.reference)):
+        if model is not None and any(module.training for module in model.modules()):
+            found.append(f"dropout may be on, the {name} is in training mode")
+    dtypes = {p.dtype for p in actors.policy.parameters()} - {torch.float32, torch.float64}
+    if dtypes:
+        found.append(f"the policy computes in low precision ({', '.join(sorted(map(str, dtypes)))})")
+    if kl > LOGP_GAP >= gap:
+        found.append("the reference is not the starting policy")
+    return found or ["neither dropout nor precision nor the reference explains it; is the forward of this model deterministic?"]
 
 
 def _largest(difference_BT: Tensor, mask_BT: Tensor) -> float:

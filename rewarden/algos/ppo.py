@@ -12,17 +12,18 @@ microbatch and rank. `logp_old` is recomputed by the training forward; the sampl
 gaps are counted. docs/algorithms/ppo.md lists every detail and where we differ.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
-from rewarden.algos.actors import Actors, build_actors, load_prompt_rollouts
+from rewarden.algos.actors import Actors, Head, build_actors, load_prompt_rollouts
 from rewarden.algos.evaluation import evaluate_policy, sample_and_score, transcripts
 from rewarden.algos.facts import (
     global_explained_variance,
@@ -32,9 +33,11 @@ from rewarden.algos.facts import (
     score_facts,
     self_check,
 )
+from rewarden.algos.health import alarms, first_facts, text_facts
 from rewarden.algos.rows import check_dropout, within
-from rewarden.algos.scores import merged, process_scores
+from rewarden.algos.scores import RewardNorm, calibration, fixed_moments, merged, process_scores
 from rewarden.algos.selection import BestWeights, Selection, criterion
+from rewarden.algos.shares import Held, held, shuffled_parts
 from rewarden.data.sources import Data
 from rewarden.data.stream import Cursor, Stream
 from rewarden.errors import ConfigError, ScoreError
@@ -57,12 +60,14 @@ from rewarden.runtime.clock import phase
 from rewarden.runtime.job import Job, Tick
 from rewarden.runtime.optim import Group, Optim, Optimizer
 from rewarden.runtime.ranks import Ranks
-from rewarden.runtime.seed import generator, seed_of
+from rewarden.runtime.seed import seed_of
 from rewarden.runtime.step import split_batch, summarize, update
 from rewarden.scoring import parse_scorer
 from rewarden.spec import Spec
 from rewarden.text.collate import collate, role_mask
 from rewarden.types import Rollout, ScoredRollout, Term, TokenBatch
+
+log = logging.getLogger(__name__)
 
 
 class PPO(Spec):
@@ -78,8 +83,8 @@ class PPO(Spec):
     """Separate prompts on which steps are compared; without them the last step is exported."""
     critic: Model | None = None
     """What the critic starts from; None takes the reward model (same tokenizer) or else the policy with a fresh head."""
-    critic_head: Literal["saved", "fresh"] | None = None
-    """Whether the critic's head is read from its checkpoint or drawn; None reads it where there is one."""
+    critic_head: Head | None = None
+    """Whether the critic's head is read from its checkpoint, drawn (fresh) or zero; None reads it where there is one."""
     optim: Optim = Optim(learning_rate=3e-6)
     """Optimizer and schedule of the policy."""
     critic_optim: Optim = Optim(learning_rate=9e-6)
@@ -112,8 +117,10 @@ class PPO(Spec):
     """How far the value may move from its old value; None does not clip."""
     vf_coef: float = Field(1.0, ge=0)
     """Weight of the value loss."""
-    reward_norm: bool = True
-    """Subtract the running mean of raw scores and divide by their running std before anything else."""
+    reward_norm: RewardNorm = "running"
+    """Scores less a mean, over a std: of all scores so far (running), of `reward_moments` (fixed), or as they are (none)."""
+    reward_moments: tuple[float, float] | None = None
+    """Mean and std for reward_norm: fixed; None takes those of the reward model's own evaluation."""
     reward_clip: float | None = Field(3.0, gt=0)
     """Processed scores are cut to +- this (counted); None does not cut."""
     whiten_advantages: bool = True
@@ -143,6 +150,18 @@ class PPO(Spec):
             check_dropout(model, disable_dropout=True)  # the ratio of an unchanged policy must be 1
         return model
 
+    @field_validator("reward_norm", mode="before")
+    @classmethod
+    def _switch(cls, value: Any) -> Any:
+        return {True: "running", False: "none"}[value] if isinstance(value, bool) else value
+
+    @field_validator("reward_moments")
+    @classmethod
+    def _has_a_spread(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
+        if value is not None and value[1] <= 0:
+            raise ValueError("the std must be above 0")
+        return value
+
     @field_validator("reward")
     @classmethod
     def _known_scorer(cls, raw: dict[str, Any]) -> dict[str, Any]:
@@ -154,6 +173,8 @@ class PPO(Spec):
         if self.mini_batch_size > self.rollout_batch_size:
             got, most = self.mini_batch_size, self.rollout_batch_size
             raise ConfigError(f"mini_batch_size is {got}; give at most rollout_batch_size={most}")
+        if self.reward_moments is not None and self.reward_norm != "fixed":
+            raise ConfigError(f"reward_moments is set and reward_norm is {self.reward_norm}; they belong to reward_norm: fixed")
         return self
 
     def build(self, ranks: Ranks) -> Job:
@@ -200,6 +221,8 @@ class State:
     cursor: Cursor = field(default_factory=Cursor)
     moments: Moments = field(default_factory=Moments)
     start: Mapping[str, float] = field(default_factory=dict)
+    first: Mapping[str, float] = field(default_factory=dict)
+    refused_in_a_row: int = 0
     best_step: int = -1
     best_criterion: float = float("-inf")
 
@@ -239,7 +262,7 @@ def prepare(
         cut_B = torch.tensor([rollout.stop == "length" for rollout in rollouts], device=ranks.device)
         raw_B = raw_B - cfg.missing_eos_penalty * cut_B
     moments = moments.merge(merged(Moments().update(raw_B), ranks))
-    score_B, clipped_B = process_scores(raw_B, moments, normalize=cfg.reward_norm, clip=cfg.reward_clip)
+    score_B, clipped_B = process_scores(raw_B, _scale(moments, cfg), normalize=cfg.reward_norm != "none", clip=cfg.reward_clip)
 
     reward_BT = token_rewards(score_B, logp_BT, logp_ref_BT, mask_BT, beta=cfg.beta)
     advantage_BT, return_BT = gae(reward_BT, value_BT, mask_BT, gamma=cfg.gamma, lam=cfg.lam)
@@ -283,6 +306,7 @@ def prepare(
     )
     facts |= {"score/std": merged(Moments().update(raw_B), ranks).var(ddof=0) ** 0.5}
     facts |= logp_gap(rollouts, logp_BT, mask_BT, ranks) | sampling_facts(actors.sampler, scored, ranks)
+    facts |= text_facts(scored, ranks)
     return batch, moments, score_facts(scored, ranks) | facts
 
 
@@ -310,11 +334,14 @@ def loss(actors: Actors, batch: Batch, cfg: PPO) -> dict[str, Term]:
     }
 
 
-def minibatches(batch: Batch, count: int, seed: int) -> Iterator[Batch]:
-    """A fresh shuffle of this rank's rollouts, cut into `count` sub-batches (the same number on every rank)."""
-    order_B = torch.randperm(len(batch), generator=generator(seed)).to(batch.mask_BT.device)
-    for index_b in order_B.tensor_split(count):
-        yield batch.rows(index_b)
+def minibatches(batch: Batch, count: int, seed: int, rows: Held | None = None) -> Iterator[Batch]:
+    """A fresh shuffle of the round's rollouts on all ranks, cut into `count` parts; of each part the rows in `batch`.
+
+    rows: which of all rollouts the batch holds; None: it holds all of them.
+    """
+    rows = rows or Held(numbers=tuple(range(len(batch))), total=len(batch))
+    for index_b in shuffled_parts(rows, count, seed):
+        yield batch.rows(index_b.to(batch.mask_BT.device))
 
 
 def train(
@@ -329,6 +356,7 @@ def train(
 ) -> Iterator[Tick]:
     """One tick per round: sample, score, prepare, learn; before the first round, an evaluation of the start."""
     stream = Stream(len(prompts), seed=cfg.seed)
+    told: set[str] = set()
     first_samples: list[dict[str, Any]] = []
     if eval_prompts and not state.start:
         with phase("evaluate"):
@@ -337,19 +365,24 @@ def train(
             )
         state = replace(state, start=start, best_step=0, best_criterion=start["eval/score"])
         best.take()
-    while state.step < cfg.max_steps:
+    while state.step < cfg.max_steps and state.refused_in_a_row < (cfg.selection.patience or cfg.max_steps + 1):
         index, cursor = stream.take(state.cursor, cfg.rollout_batch_size)
         mine = [(place, prompts[row]) for place, row in enumerate(index)][ranks.rank :: ranks.world]
         seeds = [seed_of(cfg.seed, "ppo", state.step, place, rollout.conversation.id) for place, rollout in mine]
         scored = sample_and_score(actors, [rollout for _, rollout in mine], seeds=seeds, policy_version=state.policy_version)
         with phase("prepare"):
             batch, moments, facts = prepare(actors, scored, state.moments, cfg, ranks)
+            places = [place for (place, _), item in zip(mine, scored, strict=True) if item.score.status == "ok"]
+            rows = held(places, ranks)
         if state.step == 0:
-            first = min(_num_minibatches(cfg), ranks.max(len(batch)))
-            mini = next(minibatches(batch, first, seed=seed_of(cfg.seed, "minibatch", 0, 0)))
-            facts |= self_check(actors, split_batch(mini, cfg.per_device_train_batch_size), ranks)
+            first = min(_num_minibatches(cfg), rows.total)
+            mini = next(minibatches(batch, first, seed_of(cfg.seed, "minibatch", 0, 0), rows))
+            # Dropout, precision or a wrong reference show in one microbatch as well as in all.
+            facts |= self_check(actors, split_batch(mini, cfg.per_device_train_batch_size)[:1], ranks)
+            state = replace(state, first=first_facts(facts))
+        facts["alarms"] = float(warn(alarms(facts, state.first, cfg.sampling, cfg.selection), told, ranks))
         with phase("update"):
-            learnt, num_updates = learn(actors, batch, optimizer, ranks, cfg, state.step)
+            learnt, num_updates = learn(actors, batch, rows, optimizer, ranks, cfg, state.step)
         state = replace(
             state,
             step=state.step + 1,
@@ -357,7 +390,7 @@ def train(
             cursor=cursor,
             moments=moments,
         )
-        samples = [*first_samples, *transcripts(scored, state.step, cfg.num_sample_generations, kind="rollout")]
+        samples = [*first_samples, *transcripts(scored, ranks, state.step, cfg.num_sample_generations, kind="rollout")]
         if state.step == 1:
             facts |= {key.replace("eval/", "start/"): value for key, value in state.start.items()}
         first_samples = []
@@ -375,14 +408,23 @@ def train(
         yield Tick(state=state, report={**facts, **learnt}, samples=samples)
 
 
+def warn(found: Mapping[str, str], told: set[str], ranks: Ranks) -> int:
+    """Say each new sign of trouble once, on rank 0; returns how many there are."""
+    for name in [name for name in found if name not in told]:
+        told.add(name)
+        if ranks.is_main:
+            log.warning("%s", found[name])
+    return len(found)
+
+
 def learn(
-    actors: Actors, batch: Batch, optimizer: Optimizer, ranks: Ranks, cfg: PPO, step: int
+    actors: Actors, batch: Batch, rows: Held, optimizer: Optimizer, ranks: Ranks, cfg: PPO, step: int
 ) -> tuple[dict[str, float], int]:
     """All optimizer steps of a round: their summary, and how many changed the policy."""
     reports: list[dict[str, float]] = []
-    count = min(_num_minibatches(cfg), ranks.max(len(batch)))  # unscored rollouts may leave fewer rows than minibatches
+    count = min(_num_minibatches(cfg), rows.total)  # unscored rollouts may leave fewer rows than minibatches
     for epoch in range(cfg.num_ppo_epochs):
-        for mini in minibatches(batch, count, seed=seed_of(cfg.seed, "minibatch", step, epoch)):
+        for mini in minibatches(batch, count, seed_of(cfg.seed, "minibatch", step, epoch), rows):
             parts = split_batch(mini, cfg.per_device_train_batch_size)
             reports.append(update(optimizer, parts, lambda b: loss(actors, b, cfg), ranks=ranks))
     report = summarize(reports)
@@ -391,13 +433,23 @@ def learn(
 
 def consider(state: State, measured: Mapping[str, float], cfg: PPO) -> tuple[State, dict[str, float]]:
     """Is this the best step so far by the guarded criterion? The policy before training is step 0, with KL 0."""
-    scale = state.moments.std(ddof=1) if cfg.reward_norm and state.moments.count >= 2 else 1.0
+    moments = _scale(state.moments, cfg)
+    scale = moments.std(ddof=1) if cfg.reward_norm != "none" and moments.count >= 2 else 1.0
     beta = cfg.beta * scale if cfg.selection.beta is None else cfg.selection.beta
     value, _ = criterion(measured, state.start, cfg.selection, beta=beta)
     if value > state.best_criterion:
         state = replace(state, best_step=state.step, best_criterion=value)
-    report = {"selection/best_step": float(state.best_step), "selection/refused": float(value == float("-inf"))}
-    return state, report if value == float("-inf") else {**report, "selection/criterion": value}
+    refused = value == float("-inf")
+    state = replace(state, refused_in_a_row=state.refused_in_a_row + 1 if refused else 0)
+    report = {"selection/best_step": float(state.best_step), "selection/refused": float(refused)}
+    return state, report if refused else {**report, "selection/criterion": value}
+
+
+def _scale(moments: Moments, cfg: PPO) -> Moments:
+    """What scores are normalised by: the running moments, or the fixed ones."""
+    if cfg.reward_norm != "fixed":
+        return moments
+    return fixed_moments(*(cfg.reward_moments or calibration(cfg.reward)))
 
 
 def _num_minibatches(cfg: PPO) -> int:
@@ -406,10 +458,6 @@ def _num_minibatches(cfg: PPO) -> int:
 
 def build(cfg: PPO, ranks: Ranks) -> Job:
     """Load models and prompts and return the job that trains them."""
-    if cfg.rollout_batch_size // ranks.world < _num_minibatches(cfg):
-        raise ConfigError(
-            f"{ranks.world} ranks: mini_batch_size={cfg.mini_batch_size} leaves a rank without a rollout; raise it"
-        )
     actors = build_actors(
         policy=cfg.policy,
         reward=cfg.reward,
@@ -421,6 +469,8 @@ def build(cfg: PPO, ranks: Ranks) -> Job:
         ranks=ranks,
     )
     assert actors.critic is not None
+    if cfg.reward_norm == "fixed" and cfg.reward_moments is None:
+        cfg = cfg.model_copy(update={"reward_moments": calibration(cfg.reward)})
     room = actors.sampler.num_positions  # a prompt must leave some for the answer
     longest = within(cfg.max_prompt_length, None if room is None else room - 1)
     prompts = load_prompt_rollouts(cfg.data, actors.template, longest)

@@ -23,11 +23,12 @@ from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from rewarden.algos.rows import check_dropout, within
+from rewarden.algos.length_bias import length_facts
+from rewarden.algos.rows import check_dropout, data_notes, template_notes, within
 from rewarden.data.batches import length_batches
 from rewarden.data.sources import Data, load_comparisons
 from rewarden.errors import DataError
-from rewarden.maths import bradley_terry, reward_centering, wilson_interval
+from rewarden.maths import bradley_terry, expected_calibration_error, reward_centering, wilson_interval
 from rewarden.models.features import FeatureCache
 from rewarden.models.forward import sequence_scores
 from rewarden.models.load import Model, save_model, template_of, trainable
@@ -228,7 +229,7 @@ def _half_tie_accuracy(difference: Tensor) -> Tensor:
 
 @torch.no_grad()
 def evaluate(model: RewardModel, pairs: Sequence[EncodedPair], ranks: Ranks, batch_size: int) -> dict[str, float]:
-    """Held-out accuracy (ties half, 95 % Wilson interval), log loss, and the longer-answer rule on the same pairs.
+    """Held-out accuracy (ties half, 95 % Wilson interval), log loss, calibration, and how much of it is length.
 
     Pairs labelled as ties (preference 0.5) are left out of accuracies and counted. With several heads the mean score decides.
     """
@@ -243,10 +244,12 @@ def evaluate(model: RewardModel, pairs: Sequence[EncodedPair], ranks: Ranks, bat
     difference_B = torch.tensor([row[1] for row in rows], dtype=torch.float64)
     score_N = torch.tensor([value for row in rows for value in row[2:]], dtype=torch.float64)
     label_B = torch.tensor([pairs[row[0]].preference for row in rows], dtype=torch.float64)
-    longer_B = torch.tensor([pairs[row[0]].chosen_length - pairs[row[0]].rejected_length for row in rows]).double()
+    length_B2 = torch.tensor([(pairs[row[0]].chosen_length, pairs[row[0]].rejected_length) for row in rows]).double()
+    longer_B = length_B2[:, 0] - length_B2[:, 1]
     decided_B = label_B != 0.5
     sign_B = torch.where(label_B > 0.5, 1.0, -1.0)
-    right_B = _half_tie_accuracy(difference_B * sign_B)[decided_B].double()
+    hit_B = _half_tie_accuracy(difference_B * sign_B).double()
+    right_B = hit_B[decided_B]
     by_length_B = _half_tie_accuracy(longer_B * sign_B)[decided_B].double()
     n = int(decided_B.sum())
     accuracy = float(right_B.mean()) if n else 0.5
@@ -263,6 +266,9 @@ def evaluate(model: RewardModel, pairs: Sequence[EncodedPair], ranks: Ranks, bat
         "eval/num_tied_labels": float(len(rows) - n),
         "eval/score_mean": float(score_N.mean()),
         "eval/score_std": float(score_N.std(correction=0)),
+        "eval/margin": float((difference_B * sign_B)[decided_B].mean()) if n else 0.0,
+        "eval/calibration_error": expected_calibration_error(difference_B.abs().sigmoid()[decided_B], right_B) if n else 0.0,
+        **length_facts(score_N.view(-1, 2), length_B2, hit_B, decided_B, sign_B > 0),
     }
 
 
@@ -313,7 +319,7 @@ def build(cfg: Reward, ranks: Ranks) -> Job:
     loaded = load_comparisons(cfg.data)
     max_length = within(cfg.max_length, position_limit(model.model))
     pairs, dropped = encode_pairs(loaded.rows, template, max_length, cfg.overlength)
-    notes = [*template.notes, f"data: {loaded.summary()}", f"encoding: {len(pairs)} pairs kept{_reasons(dropped)}"]
+    notes = [*template.notes, *data_notes(loaded), f"encoding: {len(pairs)} pairs kept{_reasons(dropped)}"]
     if not pairs:
         hint = "raise max_length (up to the model's positions) or check the data"
         raise DataError(f"{cfg.data.path}: no pair is left to train on{_reasons(dropped)}; {hint}")
@@ -324,6 +330,7 @@ def build(cfg: Reward, ranks: Ranks) -> Job:
             why = _reasons(eval_dropped)
             raise DataError(f"{cfg.eval_data.path}: no held-out pair is left{why}; raise max_length or leave eval_data out")
         notes.append(f"held-out: {len(eval_pairs)} pairs kept{_reasons(eval_dropped)}")
+    notes += template_notes(template)
     per_epoch = math.ceil(len(pairs) / cfg.train_batch_size)
     steps = min(per_epoch * cfg.num_train_epochs, cfg.max_steps or per_epoch * cfg.num_train_epochs)
     optimizer = Optimizer([Group("reward", trainable(model.model), cfg.optim)], steps)

@@ -3,14 +3,21 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from rewarden.data.records import Loaded
 from rewarden.errors import DataError
 from rewarden.models.load import Model
 from rewarden.text.render import Template
+from rewarden.text.targets import target_spans
 from rewarden.types import Conversation, Span
 
 Overlength = Literal["drop", "truncate", "error"]
+OnEmpty = Literal["drop", "error"]
+
+NO_TARGET = "without a target token dropped"
+SHOWN = 10
+"""Rows named in a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,17 +31,19 @@ class EncodedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedRows:
-    """Rows that fit, and why others did not (reason -> count)."""
+    """Rows that fit, and why others did not (reason -> count); `without_target` says where rows without a target stand."""
 
     rows: tuple[EncodedRow, ...]
     dropped: Mapping[str, int]
     total: int
+    without_target: tuple[str, ...] = ()
 
     def summary(self) -> str:
         """One line: rows kept, dropped and cut by reason, tokens."""
         tokens = sum(len(row.token_ids) for row in self.rows)
         why = "".join(f", {count} {reason}" for reason, count in sorted(self.dropped.items()))
-        return f"{len(self.rows)} of {self.total} rows, {tokens} tokens{why}"
+        where = f" (without a target: {listed(self.without_target)})" if self.without_target else ""
+        return f"{len(self.rows)} of {self.total} rows, {tokens} tokens{why}{where}"
 
 
 def within(limit: int | None, positions: int | None) -> int | None:
@@ -54,18 +63,49 @@ def check_dropout(model: Model, *, disable_dropout: bool) -> None:
         )
 
 
-def encode_rows(
-    conversations: Sequence[Conversation], template: Template, max_length: int | None, overlength: Overlength
-) -> EncodedRows:
-    """Render every conversation once; apply the length rule; drop rows without a target token.
+def listed(places: Sequence[str]) -> str:
+    """The first places, and how many more there are."""
+    more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
+    return ", ".join(places[:SHOWN]) + more
 
-    Errors: DataError naming the row when `overlength` is "error".
+
+def data_notes(loaded: Loaded[Any]) -> list[str]:
+    """What became of the rows of a source, and where the first dropped ones stand."""
+    places = loaded.where()
+    return [f"data: {loaded.summary()}", *([f"dropped rows, the first of each reason: {places}"] if places else [])]
+
+
+def template_notes(template: Template) -> list[str]:
+    """One line on what the template met in the rows rendered so far that needs a second look; none when there was nothing."""
+    found = [f"{count} {MEANING[name]}" for name, count in sorted(template.facts.items()) if count]
+    return [f"template: {', '.join(found)}"] if found else []
+
+
+MEANING = {
+    "merged_seam": "answers whose first token also holds the end of the generation prompt, so it is not learned",
+    "spelled_special": "special tokens spelled in texts, kept as text",
+    "empty_assistant": "empty answers",
+}
+"""What `Template.facts` counts, in words."""
+
+
+def encode_rows(
+    conversations: Sequence[Conversation],
+    template: Template,
+    max_length: int | None,
+    overlength: Overlength,
+    on_empty: OnEmpty = "drop",
+) -> EncodedRows:
+    """Render every conversation once; apply the length rule; drop rows without a target token, or refuse them.
+
+    Errors: DataError naming the row when `overlength` is "error"; all rows without a target when `on_empty` is.
     """
     kept: list[EncodedRow] = []
     dropped: Counter[str] = Counter()
+    empty: list[str] = []
     for conversation in conversations:
         rollout = template.render(conversation)
-        ids, spans = rollout.token_ids, _targets(conversation, rollout.spans)
+        ids, spans = rollout.token_ids, target_spans(conversation, rollout.spans)
         if max_length is not None and len(ids) > max_length:
             if overlength == "error":
                 where = conversation.meta.get("where", conversation.id)
@@ -79,24 +119,16 @@ def encode_rows(
             ids = ids[:max_length]
             spans = tuple(_cut(span, max_length) for span in spans if span.start < max_length)
         if not any(span.role == "assistant" and span.stop > span.start for span in spans):
-            dropped["without a target token dropped"] += 1
+            dropped[NO_TARGET] += 1
+            empty.append(str(conversation.meta.get("where", conversation.id)))
             continue
         kept.append(EncodedRow(id=conversation.id, token_ids=ids, spans=spans))
-    return EncodedRows(rows=tuple(kept), dropped=dict(dropped), total=len(conversations))
-
-
-def _targets(conversation: Conversation, spans: Sequence[Span]) -> tuple[Span, ...]:
-    """Assistant spans that belong to the prompt of a prompt-completion row become plain template tokens."""
-    given = int(conversation.meta.get("prompt_messages", 0))
-    prompt_turns = sum(message.role == "assistant" for message in conversation.messages[:given])
-    out, seen = [], 0
-    for span in spans:
-        if span.role == "assistant":
-            seen += 1
-            if seen <= prompt_turns:
-                span = Span(role="template", turn=span.turn, start=span.start, stop=span.stop)
-        out.append(span)
-    return tuple(out)
+    if empty and on_empty == "error":
+        raise DataError(
+            f"{len(empty)} of {len(conversations)} rows have no token to learn: {listed(empty)}. An answer is empty, or was "
+            "cut off by max_length; fix the rows, raise max_length, or use on_empty: drop"
+        )
+    return EncodedRows(rows=tuple(kept), dropped=dict(dropped), total=len(conversations), without_target=tuple(empty))
 
 
 def _cut(span: Span, stop: int) -> Span:

@@ -1,10 +1,36 @@
-"""From raw scores to the reward a policy sees: running moments, normalisation, clipping."""
+"""From raw scores to the reward a policy sees: running or fixed moments, normalisation, clipping."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor, zeros_like
 
+from rewarden.errors import ConfigError
 from rewarden.maths import Moments
+from rewarden.models.load import read_card
 from rewarden.runtime.ranks import Ranks
+
+RewardNorm = Literal["none", "fixed", "running"]
+
+
+def calibration(reward: Mapping[str, Any]) -> tuple[float, float]:
+    """(mean, std) of a reward model's scores on its held-out texts, as its own evaluation left them in its card.
+
+    Errors: ConfigError for another kind of reward, or a reward model that was not evaluated.
+    """
+    found = read_card(str(reward["path"])).get("evaluation", {}) if reward.get("kind") == "reward_model" else {}
+    if not found.get("eval/score_std"):
+        raise ConfigError(
+            f"reward_norm is fixed, and {reward.get('path', reward.get('kind'))!r} brings no mean and std of its scores; set "
+            "reward_moments: [mean, std], or train the reward model with eval_data"
+        )
+    return float(found["eval/score_mean"]), float(found["eval/score_std"])
+
+
+def fixed_moments(mean: float, std: float) -> Moments:
+    """Moments whose mean and std (ddof 1) are these."""
+    return Moments(count=2, mean=mean, m2=std**2)
 
 
 def process_scores(

@@ -29,6 +29,8 @@ class Selection(Spec):
     """Largest mean length, relative to the policy before training."""
     max_truncated: float = Field(0.1, ge=0, le=1)
     """Largest share of answers cut by the token limit, above the share before training."""
+    patience: int | None = Field(None, ge=1)
+    """Stop after this many evaluations in a row that broke a limit, and export the best step so far; None goes on."""
 
 
 def criterion(report: Mapping[str, float], start: Mapping[str, float], cfg: Selection, *, beta: float) -> tuple[float, str]:

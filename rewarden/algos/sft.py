@@ -17,7 +17,7 @@ from jaxtyping import Bool
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from rewarden.algos.rows import EncodedRow, Overlength, check_dropout, encode_rows, within
+from rewarden.algos.rows import EncodedRow, OnEmpty, Overlength, check_dropout, data_notes, encode_rows, template_notes, within
 from rewarden.data.batches import length_batches
 from rewarden.data.sources import Data, load_conversations
 from rewarden.errors import DataError
@@ -60,6 +60,8 @@ class SFT(Spec):
     """Longest row in tokens; None takes any length."""
     overlength: Overlength = "drop"
     """What happens to longer rows: drop (counted), truncate the end (counted), or error."""
+    on_empty: OnEmpty = "drop"
+    """What happens to rows without a token to learn: drop (counted, the first ones named), or error."""
     disable_dropout: bool = True
     """Train without dropout; false switches on lora_dropout and the dropout of the model's own config."""
     eval_steps: int | None = Field(None, ge=1)
@@ -175,8 +177,8 @@ def build(cfg: SFT, ranks: Ranks) -> Job:
     policy = load_policy(cfg.model, device=ranks.device, seed=cfg.seed).to(ranks.device)
     loaded = load_conversations(cfg.data)
     max_length = within(cfg.max_length, position_limit(policy))
-    train_set = encode_rows(loaded.rows, template, max_length, cfg.overlength)
-    notes = [*template.notes, f"data: {loaded.summary()}", f"encoding: {train_set.summary()}"]
+    train_set = encode_rows(loaded.rows, template, max_length, cfg.overlength, cfg.on_empty)
+    notes = [*template.notes, *data_notes(loaded), f"encoding: {train_set.summary()}"]
     if not train_set.rows:
         raise DataError(
             f"{cfg.data.path}: no row is left to train on ({train_set.summary()}); "
@@ -184,13 +186,14 @@ def build(cfg: SFT, ranks: Ranks) -> Job:
         )
     eval_rows: tuple[EncodedRow, ...] = ()
     if cfg.eval_data is not None:
-        eval_set = encode_rows(load_conversations(cfg.eval_data).rows, template, max_length, cfg.overlength)
+        eval_set = encode_rows(load_conversations(cfg.eval_data).rows, template, max_length, cfg.overlength, cfg.on_empty)
         eval_rows = eval_set.rows
         if not eval_rows:
             raise DataError(
                 f"{cfg.eval_data.path}: no held-out row is left ({eval_set.summary()}); raise max_length or leave it out"
             )
         notes.append(f"held-out: {eval_set.summary()}")
+    notes += template_notes(template)
     per_epoch = math.ceil(len(train_set.rows) / cfg.train_batch_size)
     steps = min(per_epoch * cfg.num_train_epochs, cfg.max_steps or per_epoch * cfg.num_train_epochs)
     optimizer = Optimizer([Group("policy", trainable(policy), cfg.optim)], steps)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rewarden.collect.label import noisy_preference
 from rewarden.collect.pairs import Pair, play_prefixes, sample_pairs
 from rewarden.data.write import conversation_row, prompt_row, write_jsonl
+from rewarden.errors import DataError
 from rewarden.models.load import Model, load_policy, load_tokenizer, save_model, template_of
 from rewarden.rollout.hf import HFSampler, Sampling
 from rewarden.rollout.play import DialoguePlayer
@@ -75,7 +76,10 @@ class WorldPairs(Spec):
     """Users, turns, samples and labels."""
 
     def run(self, folder: Path) -> dict[str, float]:
-        """Write pairs.jsonl, pairs_test.jsonl, prompts.jsonl, selection.jsonl and heldout.jsonl."""
+        """Write pairs.jsonl, pairs_test.jsonl, prompts.jsonl, selection.jsonl and heldout.jsonl, each when any are asked for.
+
+        Errors: DataError when all pairs that were asked for are ties; an empty file would stop a later stage instead.
+        """
         world = load_world(self.world)
         tokenizer = load_tokenizer(self.policy)
         template = load_template(tokenizer, template_of(self.policy))
@@ -88,6 +92,9 @@ class WorldPairs(Spec):
             ("selection", "selection", self.num_selection),
             ("heldout", "evaluation", self.num_heldout),
         ):
+            if count == 0:
+                Console(highlight=False).print(f"{name}: none asked for, no file written")
+                continue
             prefixes = world_prefixes(world, sampler, template, seed_range(purpose, self.seed)[:count], seed=self.seed)
             if name.startswith("pairs"):
                 seeds = [
@@ -100,6 +107,12 @@ class WorldPairs(Spec):
                 facts |= {f"{name}/{key}": value for key, value in more.items()} | {f"{name}/same_text_dropped": float(same)}
             else:
                 rows = [prompt_row(prefix.conversation) for prefix in prefixes]
+            if not rows:
+                key, tied = "num_pairs" if noisy else "num_test_pairs", f"{more['tied_gold']:.0f}"
+                raise DataError(
+                    f"{name}: none of {count} pairs is left ({same} with equal texts, {tied} with equal gold); raise {key}, or "
+                    "take a policy that says more than one thing"
+                )
             write_jsonl(folder / f"{name}.jsonl", rows)
             facts[f"{name}/rows"] = float(len(rows))
             Console(highlight=False).print(f"{name}: {len(rows)} rows")

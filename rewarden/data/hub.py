@@ -37,7 +37,12 @@ def _load(datasets: Any, path: str, subset: str | None, split: str) -> Any:
 def saved_rows(folder: Path, split: str) -> Iterator[Place]:
     """Rows of a folder written by `save_to_disk`."""
     datasets = _datasets(str(folder))
-    table = datasets.load_from_disk(str(folder))
+    try:
+        table = datasets.load_from_disk(str(folder))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{folder}: a saved data set that cannot be read ({type(error).__name__}: {error}); save it again with save_to_disk"
+        ) from error
     if isinstance(table, datasets.DatasetDict):
         if split not in table:
             raise DataError(f"{folder}: no split {split!r}; there are {', '.join(table)}")

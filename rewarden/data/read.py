@@ -3,10 +3,7 @@
 Every row knows where it stands, so that an error in any later stage can name file and line.
 """
 
-import gzip
-import json
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rewarden.data.hub import hub_rows, saved_rows
+from rewarden.data.json_rows import Broken, Unreadable, json_array, json_lines, refuse
 from rewarden.errors import DataError
 from rewarden.spec import nearest
 
@@ -25,9 +23,6 @@ SPLITS = {
 }
 VALUE = "value"
 """The column a row goes into when it is not an object: a bare string, or a list of turns."""
-
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")
-_BLANK = re.compile(r"[ \t\r\n]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,29 +41,31 @@ class Row:
 class Rows(Iterator[Row]):
     """Rows in order. `noticed` counts what was tolerated so far: byte order marks, blank lines, files of no split."""
 
-    def __init__(self, path: str | Path, *, split: str = "train", subset: str | None = None) -> None:
+    def __init__(self, path: str | Path, *, split: str = "train", subset: str | None = None, broken: Broken = refuse) -> None:
         self.noticed: Counter[str] = Counter()
-        self._rows = _rows(str(path), split, subset, self.noticed)
+        self._rows = _rows(str(path), split, subset, self.noticed, broken)
 
     def __next__(self) -> Row:
         return next(self._rows)
 
 
-def read_rows(path: str | Path, *, split: str = "train", subset: str | None = None) -> Rows:
+def read_rows(path: str | Path, *, split: str = "train", subset: str | None = None, broken: Broken = refuse) -> Rows:
     """The rows of a file, a folder of files, a `save_to_disk` folder, or a data set on the hub (or in its local cache).
 
     path: what exists on disk is read from disk; otherwise "owner/name" is a hub id.
     split: of a folder, the files whose name or subfolder says so (train, test, validation/valid/val/dev/eval, or the word
     itself); a folder whose files name no split is all "train". A single file is one split.
     subset: the subfolder of a folder, the configuration of a hub data set.
+    broken: called with each line, element or file that cannot be read; when it returns, the rows behind follow. The default
+    raises what it is given.
 
     Errors: DataError with file, line and column for broken JSON, text that is not UTF-8, damaged gzip, a file without rows;
     for a path, split or subset that does not exist, with the nearest name.
     """
-    return Rows(path, split=split, subset=subset)
+    return Rows(path, split=split, subset=subset, broken=broken)
 
 
-def _rows(path: str, split: str, subset: str | None, noticed: Counter[str]) -> Iterator[Row]:
+def _rows(path: str, split: str, subset: str | None, noticed: Counter[str], broken: Broken) -> Iterator[Row]:
     place = Path(path).expanduser()
     if place.is_dir():
         if subset is not None:
@@ -78,20 +75,29 @@ def _rows(path: str, split: str, subset: str | None, noticed: Counter[str]) -> I
                 yield Row(where=where, name=name, fields=fields)
             return
         for file in _files(place, split, noticed):
-            yield from _file_rows(file, str(file), file.relative_to(place).as_posix(), noticed)
+            yield from _file_rows(file, str(file), file.relative_to(place).as_posix(), noticed, broken)
     elif place.is_file():
         if subset is not None:
             raise DataError(f"{path}: subset={subset!r}, but this is one file; a subset is a subfolder, so leave it out")
         if split != "train" and _canonical(split) not in _words(place.name) | {_canonical(place.parent.name)}:
             raise DataError(f"{path}: split={split!r}, but this is one file; give the file of that split, or leave split out")
-        yield from _file_rows(place, path, place.name, noticed)
-    elif _is_hub_id(path):
+        yield from _file_rows(place, path, place.name, noticed, broken)
+    elif _is_hub_id(path) and not (place.exists() or place.is_symlink()):
         for where, name, fields in hub_rows(path, split, subset):
             yield Row(where=where, name=name, fields=fields)
     else:
-        siblings = [entry.name for entry in place.parent.iterdir()] if place.parent.is_dir() else []
-        hint = nearest(place.name, siblings) if siblings else f"folder {place.parent} does not exist either"
-        raise DataError(f"{path}: no such file or folder; {hint}")
+        raise DataError(f"{path}: {_absence(place)}")
+
+
+def _absence(place: Path) -> str:
+    """Why nothing can be read there."""
+    if place.is_symlink() and not place.exists():
+        return f"a link to {place.readlink()}, which does not exist; mend the link, or give another file"
+    if place.exists():
+        return "neither a file nor a folder (a pipe or a device); write the rows into a file"
+    siblings = [entry.name for entry in place.parent.iterdir()] if place.parent.is_dir() else []
+    hint = nearest(place.name, siblings) if siblings else f"folder {place.parent} does not exist either"
+    return f"no such file or folder; {hint}"
 
 
 def _is_hub_id(path: str) -> bool:
@@ -133,166 +139,47 @@ def _files(folder: Path, split: str, noticed: Counter[str]) -> list[Path]:
     return chosen
 
 
-def _file_rows(file: Path, where: str, name: str, noticed: Counter[str]) -> Iterator[Row]:
+def _file_rows(file: Path, where: str, name: str, noticed: Counter[str], broken: Broken) -> Iterator[Row]:
+    met = False
+
+    def met_broken(error: Unreadable) -> None:
+        nonlocal met
+        met = True
+        broken(error)
+
+    try:
+        for line, value in _values(file, where, noticed, met_broken):
+            met = True
+            fields = value if isinstance(value, dict) else {VALUE: value}
+            yield Row(where=f"{where}:{line}", name=f"{name}:{line}", fields=fields)
+    except Unreadable as error:
+        met_broken(error)
+    if not met:
+        broken(Unreadable("no_rows", where, "no rows in the file; remove it or give another"))
+
+
+def _values(file: Path, where: str, noticed: Counter[str], broken: Broken) -> Iterator[tuple[str, Any]]:
     if file.name.endswith(".parquet"):
-        rows = _parquet(file, where)
-    elif file.name.endswith((".jsonl", ".jsonl.gz")):
-        rows = _json_lines(file, where, noticed)
-    elif file.name.endswith((".json", ".json.gz")):
-        rows = _json(file, where, noticed)
-    else:
-        raise DataError(f"{where}: cannot tell the kind of file from its name; it must end in {', '.join(SUFFIXES)}")
-    line = None
-    for line, value in rows:
-        fields = value if isinstance(value, dict) else {VALUE: value}
-        yield Row(where=f"{where}:{line}", name=f"{name}:{line}", fields=fields)
-    if line is None:
-        raise DataError(f"{where}: no rows in the file; remove it or give another")
+        return _parquet(file, where)
+    if file.name.endswith((".jsonl", ".jsonl.gz")):
+        return json_lines(file, where, noticed, broken)
+    if file.name.endswith((".json", ".json.gz")):
+        return json_array(file, where, noticed, broken)
+    raise DataError(f"{where}: cannot tell the kind of file from its name; it must end in {', '.join(SUFFIXES)}")
 
 
 def _parquet(file: Path, where: str) -> Iterator[tuple[str, Any]]:
     import pyarrow
     import pyarrow.parquet
 
+    number = 0
     try:
-        number = 0
         with pyarrow.parquet.ParquetFile(file) as table:
             for batch in table.iter_batches(batch_size=1024):
                 for fields in batch.to_pylist():
                     number += 1
                     yield str(number), fields
     except pyarrow.ArrowException as error:
-        raise DataError(f"{where}:{number + 1}: not readable as Parquet ({error}); write the file again") from error
-
-
-def _byte_lines(file: Path, where: str) -> Iterator[tuple[int, bytes]]:
-    number = 0
-    try:
-        with gzip.open(file, "rb") if file.name.endswith(".gz") else file.open("rb") as stream:
-            for number, line in enumerate(stream, 1):
-                yield number, line
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{where}:{number + 1}: the gzip data are damaged or cut off ({error}); copy the file again") from error
-
-
-def _text(raw: bytes, where: str, first_line: int, noticed: Counter[str]) -> str:
-    """Bytes that begin on `first_line` as text, without a byte order mark."""
-    if first_line == 1 and raw.startswith(b"\xef\xbb\xbf"):
-        noticed["byte_order_mark"] += 1
-        raw = raw[3:]
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        before = raw[: error.start]
-        line, column = first_line + before.count(b"\n"), error.start - before.rfind(b"\n")
-        raise DataError(
-            f"{where}:{line}: byte 0x{raw[error.start]:02x} at column {column} is not UTF-8; save the file as UTF-8"
+        raise Unreadable(
+            "damaged_file", f"{where}:{number + 1}", f"not readable as Parquet ({error}); write the file again"
         ) from error
-
-
-def _json_lines(file: Path, where: str, noticed: Counter[str]) -> Iterator[tuple[str, Any]]:
-    for number, raw in _byte_lines(file, where):
-        text = _text(raw, where, number, noticed)
-        if not text.strip(" \t\r\n"):
-            noticed["blank_line"] += 1
-            continue
-        try:
-            value = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{where}:{number}: broken JSON at column {error.pos + 1}: {error.msg}") from error
-        except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
-            raise DataError(f"{where}:{number}: JSON that cannot be read ({error}); mend or remove the line") from error
-        if _HALF.search(text):
-            _whole(value, f"{where}:{number}")
-        yield str(number), value
-
-
-def _json(file: Path, where: str, noticed: Counter[str]) -> Iterator[tuple[str, Any]]:
-    text = _text(b"".join(line for _, line in _byte_lines(file, where)), where, 1, noticed)
-    try:
-        start = _skip(text, 0)
-        if text[start : start + 1] == "{" and _is_json_lines(text, start):
-            yield from _json_lines(file, where, noticed)
-            return
-        start = _array_start(text, start, where)
-        line, counted, escapes = 1, 0, _HALF.search(text)
-        for index, (offset, value) in enumerate(_elements(text, start)):
-            line, counted = line + text.count("\n", counted, offset), offset
-            if escapes:
-                _whole(value, f"{where}:{line}")
-            yield f"{line}[{index}]", value
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where}:{error.lineno}: broken JSON at column {error.colno}: {error.msg}") from error
-
-
-def _whole(value: Any, where: str) -> None:
-    """DataError for text with half a surrogate pair, which no tokenizer takes."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError as error:
-        half = f"\\u{ord(error.object[error.start]):04x}"
-        raise DataError(f"{where}: {half} is half of a character (a lone surrogate); write the text anew") from error
-
-
-def _skip(text: str, offset: int) -> int:
-    found = _BLANK.match(text, offset)
-    return found.end() if found else offset
-
-
-def _decode(text: str, offset: int) -> tuple[Any, int]:
-    try:
-        value, end = json.JSONDecoder().raw_decode(text, offset)
-    except json.JSONDecodeError:
-        raise
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
-        raise json.JSONDecodeError(f"cannot be read ({error})", text, offset) from error
-    return value, _skip(text, end)
-
-
-def _is_json_lines(text: str, start: int) -> bool:
-    """A .json file that really holds one object a line: after the first object comes another."""
-    _, end = _decode(text, start)
-    return text[end : end + 1] == "{"
-
-
-def _array_start(text: str, start: int, where: str) -> int:
-    """Where the array of rows begins: the whole file, or the value of its key "data"."""
-    if start == len(text) or text[start] == "[":
-        return start
-    if text[start] != "{":
-        raise DataError(f"{where}:1: starts with {text[start : start + 20]!r}; rows are a JSON array, or {{'data': [...]}}")
-    whole, end = _decode(text, start)
-    if end != len(text):
-        raise json.JSONDecodeError("Extra data", text, end)
-    if not isinstance(whole.get("data"), list):
-        keys = ", ".join(whole) or "none"
-        raise DataError(f"{where}:1: an object with keys {keys}; rows are a JSON array, or {{'data': [...]}}")
-    offset = _skip(text, start + 1)
-    while True:
-        key, offset = _decode(text, offset)
-        offset = _skip(text, offset + 1)
-        if key == "data":
-            return offset
-        _, offset = _decode(text, offset)
-        offset = _skip(text, offset + 1)
-
-
-def _elements(text: str, start: int) -> Iterator[tuple[int, Any]]:
-    """(offset, value) of each element of the array that begins at `start`."""
-    if start == len(text):
-        return
-    offset = _skip(text, start + 1)
-    if text[offset : offset + 1] == "]":
-        return
-    while True:
-        value, end = _decode(text, offset)
-        yield offset, value
-        mark = text[end : end + 1]
-        if mark == "]":
-            break
-        if mark != ",":
-            raise json.JSONDecodeError("Expecting ',' or ']' after an element", text, end)
-        offset = _skip(text, end + 1)
-    end = _skip(text, end + 1)
-    if start == _skip(text, 0) and end != len(text):
-        raise json.JSONDecodeError("Extra data", text, end)

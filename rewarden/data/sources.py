@@ -16,7 +16,7 @@ from pydantic import Field
 from rewarden.data.formats import FORMATS, FormatName, Target, choose
 from rewarden.data.formats.row import BadRow, Drop, Item, Notice
 from rewarden.data.read import Row, Rows, read_rows
-from rewarden.data.records import Labeled, Loaded, Record, opening
+from rewarden.data.records import NAMED, Labeled, Loaded, Record, opening
 from rewarden.data.split import split_by_prompt
 from rewarden.errors import ConfigError, DataError
 from rewarden.spec import Spec
@@ -91,7 +91,8 @@ def _load(data: Data, target: Target) -> Loaded[Any]:
     if data.part != "all" and data.holdout_prompts == 0:
         raise ConfigError(f"data: part is {data.part!r} but holdout_prompts is 0; hold out at least 1, or use part: all")
     rows = read_rows(data.path, split=data.split, subset=data.subset)
-    records, dropped, noticed = _gather(_unique_ids(_items(data, rows, target)), data.max_rows if data.part == "all" else None)
+    items = _unique_ids(_items(data, rows, target))
+    records, dropped, noticed, places = _gather(items, data.max_rows if data.part == "all" else None)
     noticed += rows.noticed
     total = len(records) + sum(dropped.values())
     if data.part != "all":
@@ -103,42 +104,43 @@ def _load(data: Data, target: Target) -> Loaded[Any]:
         dropped["in_the_other_part"] += len(records) - len(wanted)
         records = list(wanted[: data.max_rows])
         dropped["beyond_max_rows"] += len(wanted) - len(records)
-    loaded = Loaded(rows=tuple(records), dropped=dict(+dropped), noticed=dict(+noticed), total=total)
+    loaded = Loaded(rows=tuple(records), dropped=dict(+dropped), noticed=dict(+noticed), total=total, places=places)
     if not records:
         raise DataError(f"{data.path}: no {target} are left ({loaded.summary()}); check the file and `format`")
     return loaded
 
 
-def _gather(items: Iterator[Item], max_rows: int | None) -> tuple[list[Record], Counter[str], Counter[str]]:
-    """Records, dropped and noticed; reading stops at `max_rows` records."""
+def _gather(
+    items: Iterator[Item], max_rows: int | None
+) -> tuple[list[Record], Counter[str], Counter[str], dict[str, tuple[str, ...]]]:
+    """Records, dropped, noticed, and where the first dropped rows stand; reading stops at `max_rows` records."""
     records: list[Record] = []
     dropped: Counter[str] = Counter()
     noticed: Counter[str] = Counter()
+    places: dict[str, tuple[str, ...]] = {}
     for item in items:
         if isinstance(item, Notice):
             noticed[item.what] += 1
         elif isinstance(item, Drop):
             dropped[item.reason] += 1
+            if dropped[item.reason] <= NAMED and item.where:
+                places[item.reason] = (*places.get(item.reason, ()), item.where)
         else:
             records.append(item)
             if len(records) == max_rows:
                 break
-    return records, dropped, noticed
+    return records, dropped, noticed, places
 
 
 def _items(data: Data, rows: Rows, target: Target) -> Iterator[Item]:
     """What the adapters make of all rows; bad rows become a Drop or an error, as the config says."""
     name, seen = "", set[Hashable]()
     for row in rows:
-        row = _renamed(row, data.columns)
+        row = renamed(row, data.columns)
         name = name or choose(data.format, row, target)
         format = FORMATS[name]
-        adapter = format.adapter(target)
-        assert adapter is not None  # `choose` answers only with formats that have one
         try:
-            items = list(adapter(row))
-            if target == "prompts":
-                items = [new for item in items for new in _ending_with_user(item, row, data.drop_last_assistant)]
+            items = row_items(row, name, target, drop_last_assistant=data.drop_last_assistant)
         except BadRow as error:
             if data.on_bad_row == "error":
                 how = f"format {name!r}" + (", told from the first row" if data.format == "auto" else "")
@@ -146,10 +148,20 @@ def _items(data: Data, rows: Rows, target: Target) -> Iterator[Item]:
             items = [Drop(error.reason)]
         if format.once and target in ("conversations", "prompts"):
             items = [_first_time(item, format.once, seen) for item in items]
-        yield from items
+        yield from (replace(item, where=row.where) if isinstance(item, Drop) else item for item in items)
 
 
-def _renamed(row: Row, columns: Mapping[str, str]) -> Row:
+def row_items(row: Row, name: str, target: Target, *, drop_last_assistant: bool) -> list[Item]:
+    """What the adapter of format `name` makes of one row. Errors: BadRow."""
+    adapter = FORMATS[name].adapter(target)
+    assert adapter is not None  # `choose` answers only with formats that have one
+    items = list(adapter(row))
+    if target == "prompts":
+        return [new for item in items for new in _ending_with_user(item, row, drop_last_assistant)]
+    return items
+
+
+def renamed(row: Row, columns: Mapping[str, str]) -> Row:
     """The row under the names of `columns`; "where" must stay free, because meta["where"] says where the row stands."""
     if "where" in row.fields and "where" not in columns.values():
         raise DataError(f"{row.where}: a column is named 'where', which Rewarden fills itself; set columns: {{place: where}}")

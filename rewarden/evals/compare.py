@@ -1,6 +1,7 @@
 """Two policies on the same held-out prompts with the same seeds: paired differences with intervals, and transcripts."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,11 +13,13 @@ from torch import nn
 
 from rewarden.collect.pairs import through
 from rewarden.collect.world import load_world
+from rewarden.data.records import Loaded
 from rewarden.data.sources import Data, load_prompts
 from rewarden.errors import ConfigError, DataError
 from rewarden.maths import bootstrap_interval, standard_error
 from rewarden.models.forward import sequence_logp
-from rewarden.models.load import Model, load_policy, load_tokenizer, template_of
+from rewarden.models.load import Model, load_policy, load_tokenizer, same_ids, template_of
+from rewarden.models.source import load_config
 from rewarden.rollout.hf import HFSampler, Sampling
 from rewarden.rollout.play import DialoguePlayer
 from rewarden.rollout.users import WorldUser
@@ -26,7 +29,7 @@ from rewarden.scoring.answer import scores_of, where_of
 from rewarden.spec import Spec
 from rewarden.text.collate import collate, role_mask
 from rewarden.text.render import load_template
-from rewarden.types import Rollout
+from rewarden.types import Conversation, Rollout
 from rewarden.worlds import HORIZON, TripDesk, TurnFacts
 
 
@@ -64,16 +67,16 @@ class Compare(Spec):
 
     def run(self, folder: Path) -> dict[str, float]:
         """Write comparison.json, comparison.md and examples.md; return the means and differences."""
-        before, after, rows_before, rows_after = measure_both(self)
+        before, after, rows_before, rows_after, read = measure_both(self)
         table = paired_table(rows_before, rows_after, confidence=self.confidence, seed=self.seed)
-        text = markdown(table, num_prompts=len(rows_before), confidence=self.confidence)
+        text = markdown(table, num_prompts=len(rows_before), confidence=self.confidence, read=read.summary())
         examples = example_text(before, after, rows_before, rows_after, self.num_examples)
         (folder / "comparison.json").write_text(json.dumps([row.__dict__ for row in table], indent=2), encoding="utf-8")
         (folder / "comparison.md").write_text(text, encoding="utf-8")
         (folder / "examples.md").write_text(examples, encoding="utf-8")
-        return {
-            f"{row.name}/{key}": getattr(row, key) for row in table for key in ("before", "after", "difference", "low", "high")
-        }
+        measures = ("before", "after", "difference", "low", "high")
+        facts = {f"{row.name}/{key}": getattr(row, key) for row in table for key in measures}
+        return facts | {"prompts/used": float(len(rows_before)), "prompts/dropped": float(sum(read.dropped.values()))}
 
 
 @dataclass(frozen=True)
@@ -90,11 +93,13 @@ class PairedRow:
     num_prompts: int
 
 
-def measure_both(cfg: Compare) -> tuple[list[Rollout], list[Rollout], list[dict[str, float]], list[dict[str, float]]]:
-    """Rollouts of both policies and their measures, prompt by prompt in file order."""
-    prompts = load_prompts(cfg.data).rows
-    if len(prompts) < 2:
-        raise DataError(f"{cfg.data.path}: {len(prompts)} prompts; a paired comparison with an interval needs two or more")
+Rows = list[dict[str, float]]
+
+
+def measure_both(cfg: Compare) -> tuple[list[Rollout], list[Rollout], Rows, Rows, Loaded[Conversation]]:
+    """Rollouts of both policies and their measures, prompt by prompt in file order; and which prompts were read and dropped."""
+    read = fitting(cfg)
+    prompts = read.rows
     scorers = {name: build_scorer(raw, f"scorers.{name}") for name, raw in cfg.scorers.items()}
     world = load_world(cfg.world) if cfg.world is not None else None
     reference = load_policy(cfg.before).eval()
@@ -122,7 +127,39 @@ def measure_both(cfg: Compare) -> tuple[list[Rollout], list[Rollout], list[dict[
             row["truncated"] = float(rollout.spans[-1].ended == "length")
         results.append((rollouts, rows))
     (before, rows_before), (after, rows_after) = results
-    return before, after, rows_before, rows_after
+    return before, after, rows_before, rows_after, read
+
+
+def fitting(cfg: Compare) -> Loaded[Conversation]:
+    """The prompts that leave both policies room for an answer; the others are dropped and counted.
+
+    Errors: ConfigError when the policies have different tokenizers: neither could then tell how likely the other's tokens are.
+    DataError when fewer than two prompts are left.
+    """
+    read = load_prompts(cfg.data)
+    tokenizers = [load_tokenizer(spec) for spec in (cfg.before, cfg.after)]
+    if not (same_ids(*tokenizers) and same_ids(*reversed(tokenizers))):
+        names = f"{cfg.before.model_name_or_path} and {cfg.after.model_name_or_path}"
+        raise ConfigError(f"{names} have different tokenizers; compare policies of one family")
+    templates = [load_template(t, template_of(spec)) for t, spec in zip(tokenizers, (cfg.before, cfg.after), strict=True)]
+    limits = [
+        getattr(load_config(spec).get_text_config(), "max_position_embeddings", None) or math.inf
+        for spec in (cfg.before, cfg.after)
+    ]
+    rows = tuple(
+        prompt
+        for prompt in read.rows
+        if all(len(t.start(prompt).token_ids) < limit for t, limit in zip(templates, limits, strict=True))
+    )
+    if long := len(read.rows) - len(rows):
+        reason = f"longer_than_{min(limits) - 1:.0f}_tokens"
+        read = replace(read, rows=rows, dropped={**read.dropped, reason: long})
+    if len(rows) < 2:
+        raise DataError(
+            f"{cfg.data.path}: {len(rows)} prompts left ({read.summary()}); "
+            "a paired comparison with an interval needs two or more"
+        )
+    return read
 
 
 def add_world_measures(
@@ -244,10 +281,10 @@ MEANING = {
 }
 
 
-def markdown(table: Sequence[PairedRow], *, num_prompts: int, confidence: float) -> str:
-    """The table as text people can read."""
+def markdown(table: Sequence[PairedRow], *, num_prompts: int, confidence: float, read: str) -> str:
+    """The table as text people can read; read: what became of the rows of the data."""
     lines = [
-        f"Paired over {num_prompts} held-out prompts, the same sampling seeds for both policies; "
+        f"Paired over {num_prompts} held-out prompts ({read}), the same sampling seeds for both policies; "
         f"intervals are {confidence:.0%} bootstrap.",
         "",
         "| measure | before | after | difference | interval | what it is |",

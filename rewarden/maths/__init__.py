@@ -11,6 +11,8 @@ from rewarden.maths.ensemble import (
     worst_case,
 )
 from rewarden.maths.kl import k1, k2, k3
+from rewarden.maths.length_control import length_controlled_interval, length_controlled_win_rate
+from rewarden.maths.logistic import l1_logistic
 from rewarden.maths.logprobs import align, chunked_token_logp, token_entropy, token_logp
 from rewarden.maths.masking import masked_mean, masked_var, whiten
 from rewarden.maths.moments import Moments
@@ -57,6 +59,9 @@ __all__ = [
     "k1",
     "k2",
     "k3",
+    "l1_logistic",
+    "length_controlled_interval",
+    "length_controlled_win_rate",
     "log_ratio_gap",
     "lower_bound",
     "masked_mean",

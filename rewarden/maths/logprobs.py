@@ -83,7 +83,7 @@ def chunked_token_logp(
     ids_N: Int[Tensor, " N"],
     *,
     temperature: Real,
-    chunk: int,
+    chunk: int | None,
     bias_V: Float[Tensor, " V"] | None = None,
 ) -> Float[Tensor, " N"]:
     """log p(ids[n] | hidden[n]) with the output projection done `chunk` positions at a time.
@@ -91,17 +91,20 @@ def chunked_token_logp(
         logp[n] = z[ids[n]] - logsumexp(z),    z = (weight @ hidden[n] + bias) / temperature
 
     The caller has already aligned: hidden[n] is the state *before* token ids[n]. Logits exist for one chunk at a time and
-    are recomputed in backward, so memory is chunk * V, not N * V. Nats, at least float32. N may be 0.
+    are recomputed in backward, so memory is chunk * V, not N * V. With chunk None all logits are computed at once and kept.
+    Nats, at least float32. N may be 0.
 
     Raises ValueError for a chunk below 1 or a temperature not above 0.
     """
     _refuse_temperature(temperature)
-    if chunk < 1:
-        raise ValueError(f"chunk is {chunk}; it counts positions projected at a time: use 1 or more")
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk is {chunk}; it counts positions projected at a time: use 1 or more, or None")
 
     def project(part_ND: Tensor, weight: Tensor, bias: Tensor | None, part_ids_N: Tensor) -> Tensor:
         return _SelectedLogp.apply(torch.nn.functional.linear(part_ND, weight, bias), part_ids_N, temperature)
 
+    if chunk is None:
+        return project(hidden_ND, weight_VD, bias_V, ids_N.long())
     parts = zip(hidden_ND.split(chunk), ids_N.long().split(chunk), strict=True)
     if not torch.is_grad_enabled():
         return torch.cat([project(part_ND, weight_VD, bias_V, part_ids_N) for part_ND, part_ids_N in parts])

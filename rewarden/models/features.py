@@ -19,11 +19,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers import __version__ as transformers_version
 
 from rewarden.errors import ConfigError, DataError
-from rewarden.models.forward import MAX_TOKENS, check_lengths, length_buckets
+from rewarden.models.attention import run_trunk
+from rewarden.models.forward import check_lengths
+from rewarden.models.layout import MAX_TOKENS, Layout, length_buckets
 from rewarden.models.trunk import decoder_layers, distance, final_hidden, final_norm, trunk_of
 from rewarden.types import TokenBatch
+
+FORMAT = 1
+"""Part of every key; raise it when the same weights and ids would give other activations here."""
 
 # Keys of a config that change no activation.
 _INERT = frozenset(
@@ -102,33 +108,40 @@ class FeatureCache:
         self.folder = (default_folder() if folder is None else Path(folder)) / self.weights[:32]
         self._check_cut()
 
-    def last_hidden(self, model: nn.Module, tokens: TokenBatch) -> Callable[[Tensor, Tensor, int], Tensor]:
-        """(rows, lengths, longest) -> the final hidden state at each row's last token, through the trainable layers.
+    def last_hidden(self, model: nn.Module, tokens: TokenBatch) -> Tensor:
+        """The final hidden state [B, D] at each row's last token, when nothing in the trunk trains.
 
         Errors: DataError when the cache was made for another model, or the frozen weights or what trains have changed since.
         """
+        self._check_unchanged(model)
+        return torch.cat(self._entries(tokens)).to(tokens.ids_BT.device)
+
+    def through(self, model: nn.Module, tokens: TokenBatch) -> Callable[[Layout], Tensor]:
+        """Rows in a layout -> their final hidden states, through the trainable layers.
+
+        Errors: DataError as `last_hidden`.
+        """
+        self._check_unchanged(model)
+        entries = self._entries(tokens)
+        ids_BT = tokens.ids_BT.masked_fill(~tokens.mask_BT, 0)
+
+        def run(layout: Layout) -> Tensor:
+            cached = [entries[row].to(ids_BT.device) for row in layout.row_b.tolist()]
+            return self._upper(layout, layout.arrange(ids_BT), layout.join(cached))
+
+        return run
+
+    def _check_unchanged(self, model: nn.Module) -> None:
         if model is not self.model:
             raise DataError("these cached features belong to another model object; make a FeatureCache for this one")
         if self._versions() != self._stamp or _lowest_trainable(model) != (self.level, self.last_only):
             raise DataError("frozen weights, or what trains, changed since the feature cache was made; make a new FeatureCache")
-        entries = self._entries(tokens)
-        ids_BT = tokens.ids_BT.masked_fill(~tokens.mask_BT, 0)
 
-        def source(row_b: Tensor, length_b: Tensor, longest: int) -> Tensor:
-            cached = [entries[row].to(ids_BT.device) for row in row_b.tolist()]
-            if self.last_only:
-                return torch.cat(cached)
-            hidden_bTD = nn.utils.rnn.pad_sequence(cached, batch_first=True)
-            upper_bTD = self._upper(ids_BT[row_b, :longest], hidden_bTD)
-            return upper_bTD[torch.arange(len(row_b), device=row_b.device), length_b - 1]
-
-        return source
-
-    def _upper(self, ids_BT: Tensor, hidden_BTD: Tensor) -> Tensor:
+    def _upper(self, layout: Layout, ids_RT: Tensor, hidden_RTD: Tensor) -> Tensor:
         """The trainable layers on cached activations; the ids only give shapes and positions."""
         stand_ins: dict[int, nn.Module] = {index: _PassOn() for index in range(self.level - 1)}
-        with _replaced(decoder_layers(self.model), {**stand_ins, self.level - 1: _Inject(hidden_BTD)}):
-            return final_hidden(trunk_of(self.model), ids_BT)
+        with _replaced(decoder_layers(self.model), {**stand_ins, self.level - 1: _Inject(hidden_RTD)}):
+            return run_trunk(trunk_of(self.model), layout, ids_RT)
 
     @torch.no_grad()
     def _lower(self, ids_BT: Tensor) -> Tensor:
@@ -156,7 +169,8 @@ class FeatureCache:
         with _evaluating(self.model):
             whole_BTD = final_hidden(trunk_of(self.model), ids_BT)
             lower_BTD = self._lower(ids_BT)
-            fits = isinstance(lower_BTD, Tensor) and distance(self._upper(ids_BT, lower_BTD), whole_BTD) <= 1e-3
+            alone = Layout.of([0], [ids_BT.shape[1]], ids_BT.device, packed=False)
+            fits = isinstance(lower_BTD, Tensor) and distance(self._upper(alone, ids_BT, lower_BTD), whole_BTD) <= 1e-3
         if not fits:
             raise ConfigError(
                 f"{type(trunk_of(self.model)).__name__} cannot be cut between two layers; turn cached features off for it"
@@ -175,11 +189,12 @@ class FeatureCache:
         return tuple(parameter._version for _, parameter in self._frozen())
 
     def _fingerprint(self) -> str:
-        """Hash of frozen weights, model config and cut."""
+        """Hash of frozen weights, model config and cut, and of the code that computes with them."""
         config = trunk_of(self.model).config
         facts = {key: value for key, value in config.to_dict().items() if key not in _INERT}
         cut = [self.level, self.last_only, getattr(config, "_attn_implementation", None)]
-        digest = hashlib.blake2b(json.dumps([facts, cut], sort_keys=True, default=str).encode(), digest_size=32)
+        code = [FORMAT, transformers_version]
+        digest = hashlib.blake2b(json.dumps([code, facts, cut], sort_keys=True, default=str).encode(), digest_size=32)
         for name, parameter in self._frozen():
             digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
             digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

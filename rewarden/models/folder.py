@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,24 @@ def _hub_file(path: str, name: str, revision: str | None) -> Path | None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, for quoting inside ours."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """The first line of an error's text that says something, for quoting inside ours."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    said = next((place for place, line in enumerate(lines) if not line.endswith(":")), len(lines) - 1)
+    return " ".join(lines[: said + 1])
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The object in a JSON file of a checkpoint.
+
+    Errors: ConfigError when the file is damaged or holds something else.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is damaged ({error}); copy it again") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file} is damaged (it holds {type(found).__name__}, not an object); copy it again")
+    return found
 
 
 def is_adapter(path: str, revision: str | None = None) -> bool:
@@ -78,12 +94,17 @@ def weight_files(path: str, name: str = FULL, revision: str | None = None) -> li
 
     Errors: ConfigError for a missing shard, pickles only, or no weights at all.
     """
+    if (Path(path) / "diff.json").is_file():
+        raise ConfigError(f"{path} is a weight diff, not a model; recover it first: rewarden diff recover RAW {path} OUT")
     single = find(path, name, revision)
     if single is not None:
         return [single]
     index = find(path, f"{name}.index.json", revision)
     if index is not None:
-        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        weight_map = read_object(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ConfigError(f"{index} has no weight_map; copy it again from where the shards came from")
+        shards = sorted(set(map(str, weight_map.values())))
         found = {shard: find(path, shard, revision) for shard in shards}
         if missing := [shard for shard, file in found.items() if file is None]:
             raise ConfigError(f"{path}: {index.name} names {', '.join(missing)}, not there; copy the missing shards")
@@ -120,6 +141,15 @@ def read_tensor(files: list[Path], key: str) -> torch.Tensor:
             if key in opened.keys():  # noqa: SIM118
                 return opened.get_tensor(key)
     raise ConfigError(f"{', '.join(str(file) for file in files)}: no tensor {key!r}")
+
+
+def refuse_not_finite(what: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """ConfigError when a weight is NaN or infinite: every number computed with it would be too."""
+    for name, tensor in tensors:
+        # A sum meets every entry without a mask as large as the tensor.
+        suspicious = tensor.is_floating_point() and not bool(tensor.detach().sum(dtype=torch.float32).isfinite())
+        if suspicious and not bool(tensor.isfinite().all()):
+            raise ConfigError(f"{what}: the weight {name!r} holds NaN or inf; take another checkpoint, or copy it again")
 
 
 def head_key(shapes: dict[str, tuple[int, ...]]) -> str | None:

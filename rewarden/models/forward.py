@@ -1,9 +1,9 @@
 """What every algorithm asks of a model: log-probs, entropies, values and scores of a batch of token rows.
 
-Rows are sorted by length into sub-batches of at most `max_tokens` padded tokens, run with neither attention mask nor cache
-(exact under right padding, since the models are causal), and only the positions that are asked for are projected. Results
-come back in the order of the rows, with their graph. The split depends on lengths alone, so a batch always gives the same
-bits. Rows of 30 to 256 tokens train 1.6 to 1.8 times as fast as in one padded batch with its mask (CPU time, 4.7M parameters).
+Rows are sorted by length and joined, up to `max_tokens` tokens, into single rows in which each attends to itself alone
+(`models.attention`); for models that cannot do that, rows of like length are padded into sub-batches. Either way there is
+neither attention mask nor cache, only the positions that are asked for are projected, and results come back in the order of
+the rows, with their graph. The split depends on lengths alone, so a batch always gives the same bits.
 
 Models are used in the mode they are in; algorithms keep them in evaluation mode, without dropout.
 """
@@ -18,64 +18,58 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rewarden.errors import DataError
-from rewarden.maths import align, chunked_token_logp, token_entropy, token_logp
-from rewarden.models.trunk import apply_score, final_hidden, output_projection, position_limit, score_head, trunk_of
+from rewarden.maths import chunked_token_logp, token_entropy, token_logp
+from rewarden.models.attention import CannotPack, run_trunk
+from rewarden.models.layout import MAX_TOKENS, Layout, length_buckets, token_chunks
+from rewarden.models.packable import packs
+from rewarden.models.trunk import apply_score, output_projection, position_limit, score_head, trunk_of
 from rewarden.types import TokenBatch
 
 if TYPE_CHECKING:
     from rewarden.models.features import FeatureCache
 
-MAX_TOKENS = {"cpu": 1024, "cuda": 16384}
-"""Default bound on padded tokens in one forward pass, by device; 512 to 2048 measured alike on a CPU."""
-
-FULL_ENOUGH = 512
-"""A sub-batch of this many tokens keeps the processor busy; beyond it a row much shorter than the longest starts a new one."""
-
 LOGITS_AT_ONCE = 2**24
 """Logits held at a time by the vocabulary projection (64 MB in float32)."""
 
-
-def length_buckets(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
-    """Row numbers in groups of at most `max_tokens` padded tokens (a longer row goes alone), longest first.
-
-    Empty rows are left out. A group that keeps the processor busy takes no row shorter than 3/4 of its longest.
-    """
-    order = sorted((row for row, length in enumerate(lengths) if length > 0), key=lambda row: (-lengths[row], row))
-    groups: list[list[int]] = []
-    longest = 0
-    for row in order:
-        size = len(groups[-1]) * longest if groups else 0
-        if not groups or size + longest > max_tokens or (size >= FULL_ENOUGH and 4 * lengths[row] < 3 * longest):
-            groups.append([])
-            longest = lengths[row]
-        groups[-1].append(row)
-    return groups
+Run = Callable[[Layout], Tensor]
+"""Final hidden states [R, T, D] of rows of a batch, in a layout."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Hidden:
-    """Final hidden states of one sub-batch: rows `row_b` of the batch, first `length_b` positions wanted of each."""
+class _Part:
+    """Final hidden states of one forward pass, flattened, and where the rows stand in it."""
 
-    row_b: Tensor
-    length_b: Tensor
-    hidden_bTD: Tensor
-
-
-def _hidden_states(model: nn.Module, tokens: TokenBatch, length_B: Tensor, max_tokens: int | None) -> Iterator[_Hidden]:
-    """Final hidden states of the first `length_B` tokens of each row, sub-batch by sub-batch."""
-    trunk = trunk_of(model)
-    ids_BT = tokens.ids_BT.masked_fill(~tokens.mask_BT, 0)
-    for row_b, length_b, longest in _sub_batches(model, length_B, max_tokens):
-        yield _Hidden(row_b, length_b, final_hidden(trunk, ids_BT[row_b, :longest]))
+    layout: Layout
+    hidden_MD: Tensor
 
 
-def _sub_batches(model: nn.Module, length_B: Tensor, max_tokens: int | None) -> Iterator[tuple[Tensor, Tensor, int]]:
-    lengths = length_B.tolist()
+def _from_ids(model: nn.Module, tokens: TokenBatch) -> Run:
+    ids_BT, trunk = tokens.ids_BT.masked_fill(~tokens.mask_BT, 0), trunk_of(model)
+    return lambda layout: run_trunk(trunk, layout, layout.arrange(ids_BT))
+
+
+def _parts(model: nn.Module, length_B: Tensor, max_tokens: int | None, run: Run) -> Iterator[_Part]:
+    """Hidden states of the first `length_B` tokens of each row, pass by pass."""
+    lengths, device = length_B.tolist(), length_B.device
     check_lengths(model, lengths)
-    bound = max_tokens or MAX_TOKENS.get(length_B.device.type, 4096)
-    for rows in length_buckets(lengths, max_tokens=bound):
-        row_b = torch.tensor(rows, device=length_B.device)
-        yield row_b, length_B[row_b], lengths[rows[0]]
+    bound = max_tokens or MAX_TOKENS.get(device.type, 4096)
+    if not packs(trunk_of(model)):
+        yield from _padded(range(len(lengths)), lengths, device, bound, run)
+        return
+    for rows in token_chunks(lengths, max_tokens=bound):
+        layout = Layout.of(rows, lengths, device, packed=True)
+        try:
+            hidden_MD = run(layout).flatten(0, 1)
+        except CannotPack:  # a rule that shows only in rows of this length, such as attention in chunks
+            yield from _padded(rows, lengths, device, bound, run)
+        else:
+            yield _Part(layout, hidden_MD)
+
+
+def _padded(rows: Sequence[int], lengths: Sequence[int], device: torch.device, bound: int, run: Run) -> Iterator[_Part]:
+    for bucket in length_buckets([lengths[row] for row in rows], max_tokens=bound):
+        layout = Layout.of([rows[index] for index in bucket], lengths, device, packed=False)
+        yield _Part(layout, run(layout).flatten(0, 1))
 
 
 def check_lengths(model: nn.Module, lengths: Sequence[int]) -> None:
@@ -108,12 +102,11 @@ def _targets(model: nn.Module, tokens: TokenBatch, mask_BT: Tensor, max_tokens: 
         )
     position_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
     length_B = (position_T * mask_BT).amax(1) if mask_BT.numel() else tokens.length_B
-    for part in _hidden_states(model, tokens, length_B, max_tokens):
-        longest = part.hidden_bTD.shape[1]
-        wanted_bT = mask_BT[part.row_b, 1 : longest + 1]
-        index_N, before_N = wanted_bT.nonzero(as_tuple=True)
-        row_N, position_N = part.row_b[index_N], before_N + 1
-        yield _Targets(row_N, position_N, tokens.ids_BT[row_N, position_N], part.hidden_bTD[index_N, before_N])
+    for part in _parts(model, length_B, max_tokens, _from_ids(model, tokens)):
+        at = part.layout
+        wanted_N = mask_BT[at.row_N, at.position_N + 1]
+        row_N, position_N = at.row_N[wanted_N], at.position_N[wanted_N] + 1
+        yield _Targets(row_N, position_N, tokens.ids_BT[row_N, position_N], part.hidden_MD[at.flat_N[wanted_N]])
 
 
 def _chunk(num_words: int) -> int:
@@ -140,14 +133,14 @@ def sequence_logp(
     Errors: DataError for a mask that marks padding, and for rows longer than the model has positions.
     """
     weight_VD, bias_V = output_projection(model)
+    # Few logits are kept for backward; many are computed again, a chunk at a time.
+    chunk = None if int(mask_BT.sum()) * len(weight_VD) <= LOGITS_AT_ONCE else _chunk(len(weight_VD))
     row, position, value = [], [], []
     for part in _targets(model, tokens, mask_BT, max_tokens):
         row.append(part.row_N)
         position.append(part.position_N)
         value.append(
-            chunked_token_logp(
-                part.hidden_ND, weight_VD, part.id_N, temperature=temperature, chunk=_chunk(len(weight_VD)), bias_V=bias_V
-            )
+            chunked_token_logp(part.hidden_ND, weight_VD, part.id_N, temperature=temperature, chunk=chunk, bias_V=bias_V)
         )
     return _scatter(mask_BT.shape, row, position, value, weight_VD)
 
@@ -182,17 +175,14 @@ def sequence_values(model: nn.Module, tokens: TokenBatch, *, max_tokens: int | N
     """
     if score_head(model).out_features != 1:
         raise DataError(f"the critic has {score_head(model).out_features} heads; values need one")
-    rows, values = [], []
-    width = tokens.ids_BT.shape[1]
-    for part in _hidden_states(model, tokens, tokens.length_B, max_tokens):
-        values_bT = apply_score(model, part.hidden_bTD.flatten(0, 1)).view(part.hidden_bTD.shape[:2])
-        values.append(F.pad(align(values_bT), (0, width - values_bT.shape[1])))
-        rows.append(part.row_b)
-    if not values:
-        return torch.zeros(tokens.ids_BT.shape, device=tokens.ids_BT.device, requires_grad=torch.is_grad_enabled())
-    found_BT = torch.cat(values)
-    value_BT = found_BT.new_zeros(tokens.ids_BT.shape).index_put((torch.cat(rows),), found_BT)
-    return value_BT.masked_fill(~tokens.mask_BT, 0.0)
+    row, position, value = [], [], []
+    # The state after a row's last token speaks of no token.
+    for part in _parts(model, (tokens.length_B - 1).clamp(min=0), max_tokens, _from_ids(model, tokens)):
+        at = part.layout
+        row.append(at.row_N)
+        position.append(at.position_N + 1)
+        value.append(apply_score(model, part.hidden_MD[at.flat_N])[:, 0])
+    return _scatter(tokens.ids_BT.shape, row, position, value, tokens.ids_BT)
 
 
 def sequence_scores(
@@ -206,21 +196,13 @@ def sequence_scores(
     """
     if bool((tokens.length_B < 1).any()):
         raise DataError(f"row {int(tokens.length_B.argmin())} has no token; a score needs at least one")
-    source = _last_hidden(model, tokens) if features is None else features.last_hidden(model, tokens)
-    rows, scores = [], []
-    for row_b, length_b, longest in _sub_batches(model, tokens.length_B, max_tokens):
-        rows.append(row_b)
-        scores.append(apply_score(model, source(row_b, length_b, longest)))
-    if not scores:
+    if not len(tokens.length_B):
         return torch.zeros(0, score_head(model).out_features, device=tokens.ids_BT.device)
+    if features is not None and features.last_only:
+        return apply_score(model, features.last_hidden(model, tokens))
+    run = _from_ids(model, tokens) if features is None else features.through(model, tokens)
+    rows, scores = [], []
+    for part in _parts(model, tokens.length_B, max_tokens, run):
+        rows.append(part.layout.row_b)
+        scores.append(apply_score(model, part.hidden_MD[part.layout.last_b]))
     return torch.cat(scores)[torch.cat(rows).argsort()]
-
-
-def _last_hidden(model: nn.Module, tokens: TokenBatch) -> Callable[[Tensor, Tensor, int], Tensor]:
-    """(rows, lengths, longest) -> the final hidden state at each row's last token."""
-    ids_BT, trunk = tokens.ids_BT.masked_fill(~tokens.mask_BT, 0), trunk_of(model)
-
-    def source(row_b: Tensor, length_b: Tensor, longest: int) -> Tensor:
-        return final_hidden(trunk, ids_BT[row_b, :longest])[torch.arange(len(row_b), device=row_b.device), length_b - 1]
-
-    return source

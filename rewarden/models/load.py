@@ -1,5 +1,7 @@
 """How a tokenizer and a policy are loaded; also the one place to import the public names of rewarden.models from."""
 
+import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,14 @@ from rewarden.models.folder import (
     is_adapter,
     quiet,
     read_card,
+    refuse_not_finite,
     tensor_shapes,
     weight_files,
 )
+from rewarden.models.recompute import recompute_layers
 from rewarden.models.save import Origin, load_adapter_tensors, origin_of, remember, restore, save_model
 from rewarden.models.source import (
+    UNLOADABLE,
     Model,
     base_model,
     check_choice,
@@ -36,6 +41,8 @@ from rewarden.models.source import (
 )
 from rewarden.models.trunk import check_forward
 
+log = logging.getLogger(__name__)
+
 __all__ = [
     "Model",
     "adapter_off",
@@ -46,6 +53,7 @@ __all__ = [
     "origin_of",
     "read_card",
     "restore",
+    "same_ids",
     "save_model",
     "template_of",
     "trainable",
@@ -59,25 +67,34 @@ def load_tokenizer(model: Model) -> PreTrainedTokenizerBase:
 
     Errors: ConfigError when there is none, or when it knows ids for which the model has no embedding.
     """
-    path, gguf_file = locate(model)
-    if is_adapter(path, model.revision) and find(path, "tokenizer_config.json", model.revision) is None:
-        return load_tokenizer(base_model(model))
-    try:
-        with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(
-                path, revision=model.revision, trust_remote_code=model.trust_remote_code, **gguf_keys(gguf_file)
-            )
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise refused(model, error, "tokenizer") from error
     vocabulary = load_config(model).get_text_config().vocab_size
-    largest = max(tokenizer.get_vocab().values())
-    if largest >= vocabulary:
-        token = tokenizer.convert_ids_to_tokens(largest)
+    tokenizer = open_tokenizer(model)
+    if beyond := tokens_beyond(tokenizer, vocabulary):
+        path, (largest, token) = locate(model)[0], max(beyond.items())
         raise ConfigError(
             f"{path}: the tokenizer has ids up to {largest} ({token!r}), the model embeds only {vocabulary}; remove the added "
             "tokens from the tokenizer (padding needs none), or resize the embeddings with transformers and save again"
         )
     return tokenizer
+
+
+def open_tokenizer(model: Model) -> PreTrainedTokenizerBase:
+    """`load_tokenizer` without asking whether it fits the model. Errors: ConfigError when there is none."""
+    path, gguf_file = locate(model)
+    if is_adapter(path, model.revision) and find(path, "tokenizer_config.json", model.revision) is None:
+        return open_tokenizer(base_model(model))
+    try:
+        with quiet():
+            return AutoTokenizer.from_pretrained(
+                path, revision=model.revision, trust_remote_code=model.trust_remote_code, **gguf_keys(gguf_file)
+            )
+    except UNLOADABLE as error:
+        raise refused(model, error, "tokenizer") from error
+
+
+def tokens_beyond(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> dict[int, str]:
+    """The ids, and their tokens, for which a model of this vocabulary has no embedding."""
+    return {index: token for token, index in tokenizer.get_vocab().items() if index >= vocabulary}
 
 
 def load_policy(model: Model, *, device: torch.device | str | None = None, seed: int = 0) -> nn.Module:
@@ -90,12 +107,20 @@ def load_policy(model: Model, *, device: torch.device | str | None = None, seed:
     """
     check_choice(model)
     policy = load_causal(model, device)
-    check_forward(policy)
+    proven(policy, model)
     return prepare_training(policy, model, seed=seed)
 
 
+def proven(loaded: nn.Module, model: Model) -> None:
+    """`check_forward`, with the folder named in its error."""
+    try:
+        check_forward(loaded)
+    except ConfigError as error:
+        raise ConfigError(f"{model.model_name_or_path}: {error}") from None
+
+
 def prepare_training(loaded: PreTrainedModel, model: Model, *, seed: int) -> nn.Module:
-    """Unfreeze what the recipe wants trained, adding LoRA if asked; evaluation mode."""
+    """Unfreeze what the recipe wants trained, adding LoRA and checkpointing of layers if asked; evaluation mode."""
     # An embedding with a padding_idx gives that id no gradient; where pad is eos too, eos would never learn.
     vars(loaded.get_input_embeddings())["padding_idx"] = None
     loaded.requires_grad_(True)
@@ -109,10 +134,14 @@ def prepare_training(loaded: PreTrainedModel, model: Model, *, seed: int) -> nn.
             num_layers=model.lora_layers,
             seed=seed,
         )
-        return adapted.eval()
+        return _prepared(adapted, model)
     if model.trainable_layers is not None:
         train_top_layers(loaded, model.trainable_layers)
-    return loaded.eval()
+    return _prepared(loaded, model)
+
+
+def _prepared(trained: nn.Module, model: Model) -> nn.Module:
+    return (recompute_layers(trained) if model.gradient_checkpointing else trained).eval()
 
 
 def load_causal(model: Model, device: torch.device | str | None) -> PreTrainedModel:
@@ -149,7 +178,7 @@ def attach_adapter(base: PreTrainedModel, path: str, files: list[Path], revision
     try:
         with quiet():
             adapted = PeftModel.from_pretrained(base, path, revision=revision, is_trainable=True, use_safetensors=True)
-    except (OSError, ValueError, RuntimeError) as error:
+    except UNLOADABLE as error:
         raise ConfigError(f"{path}: the adapter does not fit its base: {first_line(error)}") from error
     load_adapter_tensors(adapted, files)
     return adapted.eval()
@@ -176,7 +205,7 @@ def pretrained(
                 output_loading_info=True,
                 **extra,
             )
-    except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
+    except UNLOADABLE as error:
         raise refused(model, error, "model") from error
     missing = sorted(key for key in info["missing_keys"] if key not in allowed_missing)
     if missing:
@@ -184,7 +213,36 @@ def pretrained(
             f"{path} lacks {len(missing)} tensors of a {type(loaded).__name__}, first {missing[0]!r}; transformers would fill "
             "them with random numbers. The checkpoint is incomplete, or of another kind of model"
         )
+    _check_left_over(path, sorted(info["unexpected_keys"]))
+    refuse_not_finite(path, loaded.named_parameters())
     return loaded
+
+
+LAYER = re.compile(r"\.(?:layers|h|blocks|block)\.\d+\.")
+"""How the tensors of a decoder layer are named."""
+HARMLESS = re.compile(r"(?:inv_freq|attn\.(?:masked_)?bias|attention\.(?:masked_)?bias)$|^(?:lm_head|embed_out|score)\.")
+"""Tensors that a model makes itself, and the head that it does not have."""
+
+
+def _check_left_over(path: str, names: list[str]) -> None:
+    """Refuse a checkpoint with more layers than its config: transformers would leave them out without a word.
+
+    Tensors elsewhere that the model has no place for (a value head of another library) are named in a warning.
+    """
+    left = [name for name in names if not HARMLESS.search(name)]
+    if layers := [name for name in left if LAYER.search(name)]:
+        raise ConfigError(
+            f"{path} holds {len(layers)} tensors that its config.json has no place for, first {layers[0]!r}; copy config and "
+            "weights together"
+        )
+    if left:
+        log.warning("%s: %d tensors have no place in the model and are not used, first %r", path, len(left), left[0])
+
+
+def same_ids(tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
+    """Whether every token of the first has the same id in the second, so that a model of the second reads its ids."""
+    known = other.get_vocab()
+    return all(known.get(token) == index for token, index in tokenizer.get_vocab().items())
 
 
 def _load_gguf(model: Model, path: str, gguf_file: str, device: torch.device | str | None) -> PreTrainedModel:
@@ -194,7 +252,7 @@ def _load_gguf(model: Model, path: str, gguf_file: str, device: torch.device | s
     try:
         with quiet():
             loaded = AutoModelForCausalLM.from_pretrained(path, revision=model.revision, dtype=dtype, **keys)
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except UNLOADABLE as error:
         raise refused(model, error, "GGUF file") from error
     # The model still calls itself quantised and would refuse to be saved; a new shell with its weights does not.
     config = loaded.config

@@ -42,7 +42,10 @@ class ModelPart:
         try:
             saved = tensor_shapes([file])
         except ValueError as error:
-            raise ResumeError(str(error)) from error
+            raise ResumeError(
+                f"{file} is truncated or damaged; move {folder.parent} away to go on from an older checkpoint, "
+                "or from the beginning"
+            ) from error
         now = {name: tuple(parameters[name].shape) for name in self.names}
         if saved != now:
             differing = sorted(key for key in {*saved, *now} if saved.get(key) != now.get(key))

@@ -1,5 +1,6 @@
 """Reward models and critics: a decoder with a bias-free linear head `score`, a sequence classifier to transformers."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,10 +14,11 @@ from rewarden.errors import ConfigError, DataError
 from rewarden.models.folder import ADAPTER, FULL, head_key, is_adapter, read_tensor, tensor_shapes, weight_files
 from rewarden.models.forward import sequence_scores
 from rewarden.models.heads import fresh_head, set_head, with_score
-from rewarden.models.load import attach_adapter, load_causal, load_tokenizer, prepare_training, pretrained
+from rewarden.models.load import attach_adapter, load_causal, load_tokenizer, prepare_training, pretrained, proven
+from rewarden.models.recompute import recompute_layers
 from rewarden.models.save import Origin, origin_of, remember
 from rewarden.models.source import Model, base_model, check_choice, load_config, locate, named, template_of
-from rewarden.models.trunk import check_forward, score_head
+from rewarden.models.trunk import score_head
 from rewarden.types import TokenBatch
 
 
@@ -90,6 +92,8 @@ def load_reward_model(
     stored_KD = _stored_head(model)
     if head == "saved":
         weight_KD = _required_head(path, stored_KD, num_heads)
+        if len(weight_KD) > 1:
+            _refuse_classes(model)
     else:
         width = load_config(model).get_text_config().hidden_size
         weight_KD = fresh_head(num_heads or 1, width, seed=head_seed, std=head_std)
@@ -98,14 +102,16 @@ def load_reward_model(
         adapted = _adapted(model, stored_KD, device)
         if head == "saved" and not model.lora_r and model.trainable_layers is None:
             set_head(adapted, weight_KD)
-            check_forward(adapted)
+            proven(adapted, model)
+            if model.gradient_checkpointing:
+                recompute_layers(adapted)
             return RewardModel(model=adapted.eval(), tokenizer=tokenizer, template_kind=template_of(model))
         loaded: PreTrainedModel = adapted.merge_and_unload()
         remember(loaded, Origin(path=None, template=template_of(model)))
     else:
         loaded = _scalar(model, rows, device)
     set_head(loaded, weight_KD)
-    check_forward(loaded)
+    proven(loaded, model)
     return RewardModel(
         model=prepare_training(loaded, model, seed=head_seed), tokenizer=tokenizer, template_kind=template_of(model)
     )
@@ -128,11 +134,23 @@ def _required_head(path: str, stored_KD: Tensor | None, num_heads: int | None) -
     if stored_KD is None:
         raise ConfigError(
             f"{path} has no scalar head (no tensor score.weight), so its scores would be random; give a reward model's folder. "
+            "A checkpoint with a reward_head (MOSS-RLHF, AlpacaFarm) becomes one by `rewarden import`. "
             "If it is a PEFT folder, 'score' was not among its modules_to_save. To start a new head, ask for head='fresh'"
         )
     if num_heads is not None and num_heads != len(stored_KD):
         raise ConfigError(f"{path} has {len(stored_KD)} heads, num_heads is {num_heads}; leave it out to take what is saved")
     return stored_KD
+
+
+def _refuse_classes(model: Model) -> None:
+    """A classifier whose labels have names is no ensemble of rewards; the mean of its logits means nothing."""
+    labels = list((load_config(model).id2label or {}).values())
+    named_ones = [str(label) for label in labels if not re.fullmatch(r"LABEL_\d+", str(label))]
+    if len(named_ones) > 1:
+        raise ConfigError(
+            f"{model.model_name_or_path} is a classifier with the labels {', '.join(named_ones[:5])}, not a reward model; "
+            "give one whose single label is the reward"
+        )
 
 
 def _scalar(model: Model, num_heads: int, device: torch.device | str | None) -> PreTrainedModel:

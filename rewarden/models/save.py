@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rewarden.errors import ConfigError
-from rewarden.models.folder import ADAPTER, CARD, head_key, quiet, read_tensor, tensor_shapes, weight_files
+from rewarden.models.folder import ADAPTER, CARD, head_key, quiet, read_tensor, refuse_not_finite, tensor_shapes, weight_files
 from rewarden.models.trunk import has_score, score_head, unwrap
 
 
@@ -50,7 +50,8 @@ def save_model(
 
     A LoRA model becomes a PEFT folder that names its base. When that base exists in memory only (it was merged, or came from
     a GGUF file) it is written to `folder/base`. `merge` writes one full model with the adapter folded in. The card holds
-    "role" and "template", then the entries of `extra`, which win. Written beside `folder`, synced, renamed into place.
+    "role" and "template", then the entries of `extra`, which win. Written beside `folder`, synced, renamed into place. Where
+    several ranks call it, rank 0 writes: transformers leaves the weights out on the others.
 
     Errors: ConfigError for weights that are not finite, or when a head or another tensor did not reach the files.
     """
@@ -60,6 +61,8 @@ def save_model(
             f"{folder}: {len(bad)} weights hold NaN or inf, first {bad[0]!r}, so the model is not saved. Start again with a "
             "lower learning_rate or with max_grad_norm, and look whether the model that the run started from is whole"
         )
+    if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_rank() > 0:
+        return folder
     if merge and isinstance(model, PeftModel):
         template = origin_of(model).template
         merged: Any = copy.deepcopy(model).merge_and_unload()
@@ -80,7 +83,7 @@ def save_model(
         role = "reward" if has_score(model) else "policy"
         card = {"role": role, "template": origin_of(model).template, **(extra or {})}
         (draft / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        _publish(draft, folder)
+        publish(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder
@@ -123,7 +126,7 @@ def _check_complete(model: nn.Module, files: list[Path], folder: Path) -> None:
         raise ConfigError(f"{folder}: no tensor was written")
 
 
-def _publish(draft: Path, folder: Path) -> None:
+def publish(draft: Path, folder: Path) -> None:
     """Sync everything and rename; an older folder moves aside first and is removed last."""
     for path in [*sorted(draft.rglob("*")), draft]:
         _sync(path)
@@ -188,6 +191,7 @@ def load_adapter_tensors(model: PeftModel, files: list[Path]) -> None:
         )
     if left := sorted(set(tensors) - set(expected)):
         raise ConfigError(f"{files[0]} holds {len(left)} tensors the model has no place for, first {left[0]!r}")
+    refuse_not_finite(str(files[0]), tensors.items())
     for key, tensor in tensors.items():
         if tensor.shape != expected[key].shape:
             raise ConfigError(f"{files[0]}: {key} is {tuple(tensor.shape)}, the model's is {tuple(expected[key].shape)}")

@@ -1,17 +1,32 @@
 """The `model:` part of a recipe, and what can be said of a model before its weights are read."""
 
 import importlib.util
-import json
+import struct
 from pathlib import Path
 from typing import Literal
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from pydantic import Field
 from transformers import AutoConfig, PreTrainedConfig
 
 from rewarden.errors import ConfigError
-from rewarden.models.folder import find, first_line, is_adapter, quiet, read_card
+from rewarden.models.folder import find, first_line, is_adapter, quiet, read_card, read_object
 from rewarden.spec import Spec
+
+UNLOADABLE = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    ImportError,
+    LookupError,
+    AttributeError,
+    TypeError,
+    AssertionError,
+    struct.error,
+    StrictDataclassError,
+)
+"""What transformers, tokenizers and gguf raise for a folder that they cannot make sense of."""
 
 
 class Model(Spec):
@@ -46,6 +61,8 @@ class Model(Spec):
 
     An LM head tied to the input embeddings stays frozen with them.
     """
+    gradient_checkpointing: bool = False
+    """Compute each decoder layer again in the backward pass instead of keeping its activations: less memory, same gradients."""
 
 
 def template_of(model: Model) -> str:
@@ -108,12 +125,17 @@ def load_config(model: Model) -> PreTrainedConfig:
     path, gguf_file = locate(model)
     if gguf_file is None and is_adapter(path, model.revision):
         return load_config(base_model(model))
+    if gguf_file is None:
+        file = find(path, "config.json", model.revision)
+        if file is None:
+            raise ConfigError(f"{path} has no config.json; give a folder that save_pretrained or save_model wrote, or a hub id")
+        read_object(file)
     try:
         with quiet():
             return AutoConfig.from_pretrained(
                 path, revision=model.revision, trust_remote_code=model.trust_remote_code, **gguf_keys(gguf_file)
             )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except UNLOADABLE as error:
         raise refused(model, error, "config") from error
 
 
@@ -130,7 +152,7 @@ def base_of(path: str, revision: str | None = None) -> str:
     Errors: ConfigError when nothing is there.
     """
     config = find(path, "adapter_config.json", revision)
-    named = json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path") if config else None
+    named = read_object(config).get("base_model_name_or_path") if config else None
     for place in (Path(path) / "base", Path(path) / str(named)):
         if (place / "config.json").exists() or (place / "adapter_config.json").exists():
             return str(place)
@@ -157,6 +179,13 @@ def refused(model: Model, error: BaseException, what: str) -> ConfigError:
         return ConfigError(
             f"{path} has no tokenizer; copy tokenizer.json and tokenizer_config.json from the model it came from"
         )
+    if isinstance(error, struct.error):
+        return ConfigError(f"{path}: not a whole GGUF file ({first_line(error)}); copy or download it again")
+    for name in ("tokenizer_config.json", "tokenizer.json") if what == "tokenizer" else ():
+        if (file := find(path, name, model.revision)) is not None:
+            read_object(file)  # the damaged one is named
+    if "Padding_idx" in str(error):
+        return ConfigError(f"{path}: pad_token_id in config.json is no id of its vocabulary; set it to null (no pad is needed)")
     return ConfigError(f"{path}: cannot load the {what}: {first_line(error)}")
 
 

@@ -1,30 +1,24 @@
-"""Commands that need no run folder: sample from a model, score a file, look at the worlds."""
+"""Commands that need no run folder: sample from a model, look at the worlds."""
 
-import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from rewarden.data.formats import choose
-from rewarden.data.read import read_rows
-from rewarden.data.records import Loaded
-from rewarden.data.sources import Data, load_comparisons, load_conversations, load_prompts
+from rewarden.data.sources import Data, load_prompts
 from rewarden.data.write import write_jsonl
 from rewarden.errors import ConfigError, DataError
 from rewarden.models.load import Model, load_policy, load_tokenizer, template_of
-from rewarden.protocols import Scorer
+from rewarden.recipe.score import check_output
 from rewarden.rollout.hf import HFSampler, Sampling
 from rewarden.runtime.disk import writing
 from rewarden.runtime.seed import seed_of
-from rewarden.scoring import build_scorer
 from rewarden.spec import check
 from rewarden.text.render import load_template
-from rewarden.types import Comparison, Conversation, Message
+from rewarden.types import Conversation, Message
 from rewarden.worlds import WORLDS, TripDesk
 
 
@@ -43,7 +37,7 @@ def sample_once(
     """Print or write n answers to one prompt, or to every prompt of a file."""
     if n < 1:
         raise ConfigError(f"n is {n}; at least 1 answer per prompt")
-    _check_output(output)
+    check_output(output)
     named = {"model_name_or_path": model} | ({} if template is None else {"template": template})
     spec = cast(Model, check(Model, named, "sample"))
     fields = {"max_completion_length": max_completion_length, "temperature": temperature, "top_p": top_p}
@@ -88,81 +82,11 @@ def read_prompts(prompt: str) -> tuple[Conversation, ...]:
         return load_prompts(Data(path=prompt)).rows
     if prompt.endswith(DATA_FILES) and not any(letter.isspace() for letter in prompt):
         raise DataError(f"{prompt}: no such file of prompts; check the path, or write the prompt itself")
+    if not prompt.strip():
+        raise DataError("the prompt is empty; write what the user says, or give a file of prompts")
+    if any("\ud800" <= letter <= "\udfff" for letter in prompt):
+        raise DataError("the prompt is not UTF-8; write it anew, or put it into a file of prompts")
     return (Conversation(id="prompt", messages=(Message(role="user", text=prompt),)),)
-
-
-def score_once(model: str, file: Path, *, data_format: str, output: Path | None) -> None:
-    """Scores of conversations, or of both sides of pairs, as rows; a summary on standard error."""
-    _check_output(output)
-    data = cast(Data, check(Data, {"path": str(file), "format": data_format}, "score"))
-    pairs = _has_pairs(file, data)
-    loaded: Loaded[Any] = load_comparisons(data) if pairs else load_conversations(data)
-    scorer = build_scorer({"kind": "reward_model", "path": model}, "score")
-    rows = list(_pair_rows(scorer, loaded.rows) if pairs else _dialogue_rows(scorer, loaded.rows))
-    notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    if output is not None:
-        with writing(output):
-            write_jsonl(output, rows)
-        notes.print(f"{len(rows)} rows written to {output}")
-    else:
-        for row in rows:
-            print(json.dumps(row, ensure_ascii=False))
-    notes.print(f"data: {loaded.summary()}")
-    for status, count in sorted(Counter(row["status"] for row in rows if row["status"] != "ok").items()):
-        notes.print(f"{count} without a score: {status}")
-    decided = [row["chosen_wins"] for row in rows if row.get("chosen_wins") is not None]
-    if decided:
-        notes.print(f"{len(decided)} pairs, chosen wins {sum(decided) / len(decided):.3f} (ties half)")
-
-
-def _check_output(output: Path | None) -> None:
-    """Before the work, not after it."""
-    if output is not None and output.is_dir():
-        raise ConfigError(f"output: {output} is a folder; give the path of a file, such as {output / 'rows.jsonl'}")
-
-
-def _has_pairs(file: Path, data: Data) -> bool:
-    """Whether the rows are pairs: the format says so, or else the first row does."""
-    row = next(iter(read_rows(str(file))), None)
-    if row is None:
-        raise DataError(f"{file}: no rows")
-    name = choose(data.format, row, "comparisons") if data.format in ("auto", *PAIR_FORMATS) else data.format
-    return name in PAIR_FORMATS and (PAIR_FORMATS[name] or "") in {"", *row.fields}
-
-
-PAIR_FORMATS = {
-    "trl": "rejected",
-    "hh": None,
-    "moss_rm": None,
-    "oasst": None,
-    "ultrainteract": "rejected",
-    "alpaca_farm": "output_1",
-}
-"""Formats that hold pairs, and the column that tells pairs from dialogues where they hold both."""
-
-
-def _pair_rows(scorer: Scorer, pairs: Sequence[Comparison]) -> Iterator[dict[str, Any]]:
-    chosen = scorer.score([_side(row, row.chosen) for row in pairs])
-    rejected = scorer.score([_side(row, row.rejected) for row in pairs])
-    for row, a, b in zip(pairs, chosen, rejected, strict=True):
-        both = a.status == "ok" and b.status == "ok"
-        wins = (1.0 if a.value > b.value else 0.5 if a.value == b.value else 0.0) if both else None
-        yield {
-            "id": row.id,
-            "chosen_score": a.value if a.status == "ok" else None,
-            "rejected_score": b.value if b.status == "ok" else None,
-            "chosen_wins": wins,
-            "status": a.status if a.status != "ok" else b.status,
-        }
-
-
-def _dialogue_rows(scorer: Scorer, dialogues: Sequence[Conversation]) -> Iterator[dict[str, Any]]:
-    for row, score in zip(dialogues, scorer.score(dialogues), strict=True):
-        yield {"id": row.id, "score": score.value if score.status == "ok" else None, "status": score.status}
-
-
-def _side(row: Comparison, side: tuple[Message, ...]) -> Conversation:
-    return Conversation(id=row.id, messages=(*row.prompt, *side), meta=row.meta)
 
 
 def _messages(messages: Iterable[Message]) -> list[Mapping[str, str]]:

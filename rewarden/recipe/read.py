@@ -108,6 +108,8 @@ def _folder(top: Mapping[str, Any], path: Path) -> tuple[str, Path]:
     for key in ("name", "output_dir"):
         if not isinstance(top[key], str | int) or not str(top[key]):
             raise ConfigError(f"{path}: {key} is {top[key]!r}; write a word or a path")
+    if ".." in Path(str(top["name"])).parts or Path(str(top["name"])) == Path():
+        raise ConfigError(f"{path}: name is {top['name']!r}, which is no folder below output_dir; write a word")
     return str(top["name"]), Path(str(top["output_dir"])) / str(top["name"])
 
 

@@ -1,7 +1,8 @@
 """Running a recipe: stages in order, finished ones skipped, an interrupted one resumed."""
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,8 +19,9 @@ from rewarden.runtime.checkpoint import Resume, check_same_run, differences, lat
 from rewarden.runtime.disk import remove, writing
 from rewarden.runtime.job import Drive, drive
 from rewarden.runtime.lock import FolderLock
-from rewarden.runtime.ranks import Ranks
+from rewarden.runtime.ranks import Ranks, launched
 from rewarden.runtime.report import RunFolder
+from rewarden.runtime.voice import one_voice
 from rewarden.spec import Spec
 
 MODES = ("auto", "must", "never")
@@ -42,16 +44,28 @@ def run_recipe(path: Path, overrides: Sequence[str] = (), *, resume: str = "auto
     All stages are parsed before the first one starts, so a misspelt key in the last costs nothing. A stage is skipped when it
     is finished and its config, inputs and the stages it reads are unchanged; in a chain a changed one is moved aside
     (STAGE.1, ...) and run anew. resume: "auto" goes on where a stage stopped, "must" fails when nothing can be resumed,
-    "never" starts anew and keeps the old results beside.
+    "never" starts anew and keeps the old results beside. Under a launcher every rank calls it; an error is raised on one of
+    them, the others leave.
 
     Errors: ConfigError for the recipe; ResumeError when the folder is in use, or holds another run, or nothing under "must".
     """
+    if launched() == 1:
+        return _run(path, overrides, resume, Ranks.start)
+    ranks = Ranks.start()
+    with one_voice(ranks):
+        return _run(path, overrides, resume, lambda: ranks)
+
+
+def _run(path: Path, overrides: Sequence[str], resume: str, start: Callable[[], Ranks]) -> Path:
+    """`run_recipe` with `start` to join the ranks once the recipe is known to be right."""
     if resume not in MODES:
         raise ConfigError(f"resume is {resume!r}; use one of {', '.join(MODES)}")
     recipe = read_recipe(path, overrides)
     parsed = parse_recipe(recipe)
     _refuse_other_kind(recipe)
-    ranks = Ranks.start()
+    for stage in recipe.stages:
+        _refuse_foreign(stage.folder)
+    ranks = start()
     console = Console(soft_wrap=True, highlight=False, markup=False, quiet=not ranks.is_main)
     prints = ranks.on_main(lambda: fingerprints(recipe, parsed))
     ready = [
@@ -86,6 +100,20 @@ def _refuse_other_kind(recipe: Recipe) -> None:
         raise ResumeError(f"{folder} holds {held}, and {recipe.path} is {mine}; choose another name or output_dir")
 
 
+OWN = ("metrics.jsonl", "samples.parquet", "model", "evaluation.json", "env.json", "done.json")
+"""What most runs write into their folder."""
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """A folder of somebody else's that has files of our names: a run would write over them."""
+    ours = any((folder / name).exists() for name in ("recipe.yaml", "lock", "checkpoints", "earlier-1"))
+    there = ", ".join(name for name in OWN if (folder / name).exists())
+    if there and not ours:
+        raise ResumeError(
+            f"{folder} holds {there} and no recipe.yaml, so it is no run folder; choose another name or output_dir"
+        )
+
+
 def fingerprints(recipe: Recipe, parsed: Sequence[tuple[Spec, Drive]]) -> dict[str, str]:
     """By stage; each covers those of the stages it reads."""
     folders = {stage.name: stage.folder for stage in recipe.stages}
@@ -102,11 +130,11 @@ def run_stage(ready: Ready, ranks: Ranks, *, resume: Resume, console: Console) -
     if not hasattr(ready.spec, "build"):
         ranks.on_main(lambda: _run_once(ready, folder, ranks, resume, console))
         return
-    if resume != "never" and _finished(folder, ready.print_):
+    if resume != "never" and ranks.on_main(lambda: _finished(folder, ready.print_)):
         console.print(f"{ready.stage.name}: finished and unchanged, skipped")
         return
     if resume != "never":
-        _refuse_changed_inputs(folder, ready)
+        ranks.on_main(lambda: _refuse_changed_inputs(folder, ready))
     job = ready.spec.build(ranks)
     drive(job, folder, ranks, resume=resume, cfg=ready.how, recipe=ready.config, fingerprint=ready.print_)
 
@@ -206,7 +234,9 @@ def _saved(folder: RunFolder) -> dict[str, Any]:
 
 
 def show_comparison(folder: Path) -> None:
-    """Print the table and the dialogues that a `compare` stage wrote."""
+    """Print the table and the dialogues that a `compare` stage wrote; under a launcher on the first rank only."""
+    if os.environ.get("RANK", "0") != "0":
+        return
     console = Console()
     for name in ("examples.md", "comparison.md"):
         console.print(Markdown((folder / name).read_text(encoding="utf-8")))

@@ -1,4 +1,4 @@
-"""What a recipe resolves to, before it runs: every key, its meaning, and the batch plan."""
+"""What a recipe resolves to, before it runs: every key, its meaning, the batch plan, and the memory it needs."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,14 +12,16 @@ from rewarden.algos.ppo import PPO
 from rewarden.algos.reward import Reward
 from rewarden.algos.sft import SFT
 from rewarden.recipe.jobs import mappings, parse_part, parse_recipe
+from rewarden.recipe.memory import known_models, memory_lines
 from rewarden.recipe.read import read_recipe
 from rewarden.spec import Spec
 
 
 def show_recipe(path: Path, overrides: Sequence[str]) -> None:
-    """Print every stage of the recipe: key, value, whether it was set, help; then how batches are cut."""
+    """Print every stage of the recipe: key, value, whether it was set, help; then how batches are cut and the memory needed."""
     recipe = read_recipe(path, overrides)
     parsed = parse_recipe(recipe)
+    known = known_models({stage.folder: spec for stage, (spec, _) in zip(recipe.stages, parsed, strict=True)})
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"[bold]{escape(str(recipe.folder))}[/bold]  ({len(recipe.stages)} stage{'s' * (len(recipe.stages) > 1)})")
     for stage, (spec, drive) in zip(recipe.stages, parsed, strict=True):
@@ -33,6 +35,8 @@ def show_recipe(path: Path, overrides: Sequence[str]) -> None:
             console.print(f"  {mark} {escape(line.key)} = {escape(repr(line.value))}  [dim]{escape(line.help)}[/dim]")
         for text in batch_plan(spec):
             console.print(f"  [cyan]plan[/cyan]    {escape(text)}")
+        for text in memory_lines(spec, known):
+            console.print(f"  [cyan]memory[/cyan]  {escape(text)}")
 
 
 class Line(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rewarden.errors import ConfigError
 from rewarden.recipe.read import below
 from rewarden.spec import Spec
 
@@ -44,7 +45,11 @@ def inputs(config: Mapping[str, Any], upstream: Mapping[Path, str]) -> dict[str,
     for key, text in _named(config):
         for path in _files(key, text):
             if not any(below(str(path), folder) for folder in upstream):
-                found[str(path)] = _content(path)
+                try:
+                    found[str(path)] = _content(path)
+                except OSError as error:
+                    where = error.filename or path
+                    raise ConfigError(f"{path} cannot be read ({where}: {error.strerror}); check its permissions") from error
     return found
 
 
@@ -81,7 +86,8 @@ def _files(key: str, text: str) -> list[Path]:
 
 def _exists(name: str) -> bool:
     try:
-        return Path(name).expanduser().exists()
+        path = Path(name).expanduser()
+        return path.is_file() or path.is_dir()  # reading a pipe or a device would never end
     except (OSError, ValueError, RuntimeError):  # too long for a path, with a null byte, of an unknown user
         return False
 

@@ -1,6 +1,5 @@
 """YAML as recipes write it: 1e-5 is a number, None is null, on and off are words, and a key given twice is an error."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,7 @@ def read_value(text: str, whole: str) -> Any:
     """The value of an override; `whole` is the override, for the message."""
     try:
         return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"override {whole!r}: the value is not YAML ({_one_line(error)}); quote it if it is text") from None
 
 
@@ -79,12 +78,31 @@ def read_mapping(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read ({error}); give the path of a YAML file") from None
     try:
         raw = yaml.load(text, Loader=_Loader)
-        json.dumps(raw, default=str)  # refuses an alias that holds itself
-    except (yaml.YAMLError, ValueError) as error:
+        _expanded(raw, {})
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not a valid recipe: {_one_line(error)}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: holds {type(raw).__name__}; a recipe is a mapping with `kind:` or `stages:`")
     return raw
+
+
+LARGEST = 100_000
+"""Values in a recipe, those behind aliases counted each time they are used."""
+
+
+def _expanded(value: Any, sizes: dict[int, int]) -> int:
+    """How many values a nested one holds; an alias that holds itself, or aliases of aliases without end, are refused."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in sizes:
+        sizes[id(value)] = -1  # on the way
+        inner = value.values() if isinstance(value, dict) else value
+        sizes[id(value)] = 1 + sum(_expanded(part, sizes) for part in inner)
+    if sizes[id(value)] < 0:
+        raise ValueError("an alias (*name) stands inside what it names")
+    if sizes[id(value)] > LARGEST:
+        raise ValueError(f"its aliases (*name) stand for more than {LARGEST} values")
+    return sizes[id(value)]
 
 
 def _one_line(error: Exception) -> str:

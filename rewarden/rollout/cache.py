@@ -1,6 +1,6 @@
 """The sampler's key-value cache: buffers allocated in blocks, from which rows can leave."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -38,13 +38,30 @@ class BlockLayer(CacheLayerMixin):
         assert self.values is not None
         stop = self.length + key_states.shape[2]
         if stop > self.keys.shape[2]:
-            capacity = max(stop, min(self.most, stop + max(BLOCK, stop // 2)))
+            capacity = self._capacity(stop)
             self.keys = _resized(self.keys[:, :, : self.length], capacity)
             self.values = _resized(self.values[:, :, : self.length], capacity)
         self.keys[:, :, self.length : stop] = key_states
         self.values[:, :, self.length : stop] = value_states
         self.length = stop
         return self.keys[:, :, :stop], self.values[:, :, :stop]
+
+    def place(self, key_states: Tensor, value_states: Tensor, *, first_row: int, num_rows: int, width: int) -> None:
+        """Write the prompts of some of `num_rows` rows, right-aligned in the first `width` positions."""
+        if not self.is_initialized:
+            shapes = ((num_rows, x.shape[1], self._capacity(width), x.shape[3]) for x in (key_states, value_states))
+            self.keys, self.values = (key_states.new_empty(shape) for shape in shapes)
+            self.is_initialized = True
+            self.length = width
+        rows, start = slice(first_row, first_row + len(key_states)), width - key_states.shape[2]
+        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+            assert buffer is not None
+            # Zeros, not garbage: a masked position has weight 0, and 0 * NaN would still be NaN.
+            buffer[rows, :, :start] = 0
+            buffer[rows, :, start:width] = states
+
+    def _capacity(self, stop: int) -> int:
+        return max(stop, min(self.most, stop + max(BLOCK, stop // 2)))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keep these rows, in this order; a row may be left out or repeated."""
@@ -66,6 +83,40 @@ class BlockLayer(CacheLayerMixin):
         return -1
 
 
+class _PromptLayer(CacheLayerMixin):
+    """One layer during the prefill of some rows: their prompts attend to themselves and go straight to their place.
+
+    Nothing is gathered afterwards, so the whole cache exists only once.
+    """
+
+    def __init__(self, layer: BlockLayer, place: Mapping[str, int]) -> None:
+        super().__init__()
+        self.is_sliding = layer.is_sliding
+        self.layer = layer
+        self.where = place
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to prepare."""
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Keep the prompts; returns them as they came."""
+        self.layer.place(key_states, value_states, **self.where)
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The prompts alone, from position 0."""
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Nothing came before."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """-1: no bound of its own."""
+        return -1
+
+
 def open_cache(config: PreTrainedConfig, *, most: int) -> tuple[Cache, str]:
     """A fresh cache for one batch and its kind, "block" or "dynamic". `most`: positions it will ever need.
 
@@ -81,12 +132,13 @@ def open_cache(config: PreTrainedConfig, *, most: int) -> tuple[Cache, str]:
     return Cache(layers=[BlockLayer(is_sliding=sliding, most=most) for sliding in native.is_sliding]), "block"
 
 
-def stack(caches: Sequence[Cache], *, most: int) -> Cache:
-    """One block cache of all rows of several, in order; rows of shorter ones are padded on the left."""
-    if len(caches) == 1:
-        return caches[0]
-    groups = zip(*(cache.layers for cache in caches), strict=True)
-    return Cache(layers=[_stacked(group, most) for group in groups])
+def prompt_cache(cache: Cache, *, first_row: int, num_rows: int, width: int) -> Cache:
+    """What a forward over the prompts of some rows fills, of a block cache that will have `num_rows` rows.
+
+    The rows begin at `first_row`; `width` is the longest prompt of all, and shorter ones are padded on the left.
+    """
+    place = {"first_row": first_row, "num_rows": num_rows, "width": width}
+    return Cache(layers=[_PromptLayer(cast(BlockLayer, layer), place) for layer in cache.layers])
 
 
 def select_rows(cache: Cache, index_B: Tensor) -> None:
@@ -97,25 +149,6 @@ def select_rows(cache: Cache, index_B: Tensor) -> None:
 def pads_safely(cache: Cache) -> bool:
     """Whether every layer is attention, which a mask can keep from seeing padding; recurrent states may have read it."""
     return all(isinstance(layer, CacheLayerMixin) and not hasattr(layer, "conv_states") for layer in cache.layers)
-
-
-def _stacked(parts: Sequence[Any], most: int) -> BlockLayer:
-    out = BlockLayer(is_sliding=parts[0].is_sliding, most=most)
-    out.length = max(part.length for part in parts)
-    capacity = min(most, out.length + BLOCK)
-    out.keys, out.values = (
-        # Zeros, not garbage: a masked position has weight 0, and 0 * NaN would still be NaN.
-        parts[0].keys.new_zeros((sum(len(part.keys) for part in parts), like.shape[1], capacity, like.shape[3]))
-        for like in (parts[0].keys, parts[0].values)
-    )
-    row = 0
-    for part in parts:
-        rows = slice(row, row + len(part.keys))
-        out.keys[rows, :, out.length - part.length : out.length] = part.keys[:, :, : part.length]
-        out.values[rows, :, out.length - part.length : out.length] = part.values[:, :, : part.length]
-        row = rows.stop
-    out.is_initialized = True
-    return out
 
 
 def _resized(kept: Tensor, capacity: int) -> Tensor:

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from rewarden.errors import ConfigError, RewardenError
-from rewarden.rollout.cache import open_cache, pads_safely, select_rows, stack
+from rewarden.rollout.cache import open_cache, pads_safely, prompt_cache, select_rows
 from rewarden.rollout.choose import Choice, wide
 
 KEEP_ROWS_ABOVE = 0.7
 """Finished rows leave when the share of live rows falls below this: copying the cache more often costs more than it saves."""
 
-PREFILL_POSITIONS = 2048
-"""Most positions of one prefill: parts have little padding, small masks and activations that fit a CPU's caches."""
+PREFILL_POSITIONS = {"cpu": 1024, "cuda": 16384}
+"""Most positions of one prefill, by device: parts have little padding, small masks, and activations that fit a CPU's caches."""
 
 Chooser = Callable[[Tensor, Tensor, Tensor], Choice]
 
@@ -75,10 +75,11 @@ class Decoder:
         self.num_positions: int | None = getattr(text, "max_position_embeddings", None)
 
     def last_logits(
-        self, ids_BT: Int[Tensor, "B T"], mask_BS: Bool[Tensor, "B S"], position_BT: Int[Tensor, "B T"], cache: Cache
+        self, ids_BT: Int[Tensor, "B T"], mask_BS: Bool[Tensor, "B S"] | None, position_BT: Int[Tensor, "B T"], cache: Cache
     ) -> Float[Tensor, "B V"]:
-        """Logits of the token after the last; the cache takes in all T."""
-        inputs: dict[str, Any] = {"input_ids": ids_BT, "attention_mask": mask_BS.long(), self._cache_name: cache}
+        """Logits of the token after the last; the cache takes in all T. A mask is needed only where there is padding."""
+        mask = None if mask_BS is None else mask_BS.long()
+        inputs: dict[str, Any] = {"input_ids": ids_BT, "attention_mask": mask, self._cache_name: cache}
         if self._takes_positions:
             inputs["position_ids"] = position_BT
         return self.base(**inputs, **self._keep_last, use_cache=True).logits[:, -1].float()
@@ -101,6 +102,7 @@ class _Rows:
 
     def __init__(self, prompts: Sequence[tuple[int, ...]], limits: Sequence[int], device: torch.device) -> None:
         self.width, num = max(map(len, prompts)), len(prompts)
+        self.padded = min(map(len, prompts)) < self.width
         ids_BT = np.zeros((num, self.width), dtype=np.int64)
         mask_BS = np.ones((num, self.width + max(limits)), dtype=bool)
         for row, prompt in enumerate(prompts):
@@ -121,6 +123,9 @@ class _Rows:
         # A finished row stays where it is: beyond the last position an absolute embedding has no row to look up.
         self.position_BT = self.position_BT[:, -1:] + self.live_B[:, None]
         self.width += 1
+
+    def logits(self, decoder: Decoder, cache: Cache) -> Float[Tensor, "B V"]:
+        return decoder.last_logits(self.ids_BT, self.mask_BS[:, : self.width] if self.padded else None, self.position_BT, cache)
 
     def __len__(self) -> int:
         return len(self.row_B)
@@ -153,12 +158,15 @@ def complete(
     stop_S = torch.tensor(sorted(stop_ids), device=decoder.device)
     for step in range(max(limits)):
         choice = choose_next(logits_BV, record.id_BN[rows.row_B, :step], numbers_BN[rows.row_B, step])
-        _check_finite(choice.logp_B, rows, step, name_of)
+        bad_B = ~torch.isfinite(choice.logp_B)
         stopped_B = torch.isin(choice.id_B, stop_S)
         ends_B = rows.live_B & (stopped_B | (step + 1 >= rows.limit_B))
         record.write(rows.row_B, step, choice, ends_B, stopped_B)
         rows.live_B = rows.live_B & ~ends_B
-        num_live = int(rows.live_B.sum())
+        # One look at the device a token: each makes an accelerator wait.
+        num_live, num_bad = torch.stack([rows.live_B.sum(), bad_B.sum()]).tolist()
+        if num_bad:
+            raise _not_finite(name_of(int(rows.row_B[bad_B][0])), step)
         if not num_live:
             break
         rows.feed(choice.id_B)
@@ -166,7 +174,7 @@ def complete(
             live_b = rows.live_B.nonzero()[:, 0]
             select_rows(cache, live_b)
             rows.select(live_b)
-        logits_BV = decoder.last_logits(rows.ids_BT, rows.mask_BS[:, : rows.width], rows.position_BT, cache)
+        logits_BV = rows.logits(decoder, cache)
         processed += len(rows)
         useful += num_live
     work = Work(processed=processed, useful=useful, prompt_tokens=prompt_tokens, cache_kind=kind)
@@ -175,25 +183,25 @@ def complete(
 
 def _prefill(decoder: Decoder, prompts: Sequence[tuple[int, ...]], most_new: int) -> tuple[Cache, str, Tensor, int]:
     """The cache of all prompts, its kind, the logits of their first new token, and the positions that were processed."""
-    most = max(map(len, prompts)) + most_new
-    caches, logits, processed = [], [], 0
-    # Only block caches can be put together again.
-    divisible = open_cache(decoder.config, most=most)[1] == "block"
-    for part in _parts(prompts) if divisible else [prompts]:
+    width, num_rows = max(map(len, prompts)), len(prompts)
+    cache, kind = open_cache(decoder.config, most=width + most_new)
+    logits, processed, first_row = [], 0, 0
+    # Only block caches can be filled part by part.
+    for part in _parts(prompts, decoder.device) if kind == "block" else [prompts]:
         rows = _Rows(part, [most_new] * len(part), decoder.device)
-        cache, kind = open_cache(decoder.config, most=most)
-        logits.append(decoder.last_logits(rows.ids_BT, rows.mask_BS[:, : rows.width], rows.position_BT, cache))
-        caches.append(cache)
+        filled = prompt_cache(cache, first_row=first_row, num_rows=num_rows, width=width) if kind == "block" else cache
+        logits.append(rows.logits(decoder, filled))
         processed += len(rows) * rows.width
-    return stack(caches, most=most), kind, torch.cat(logits), processed
+        first_row += len(rows)
+    return cache, kind, torch.cat(logits), processed
 
 
-def _parts(prompts: Sequence[tuple[int, ...]]) -> Iterator[Sequence[tuple[int, ...]]]:
+def _parts(prompts: Sequence[tuple[int, ...]], device: torch.device) -> Iterator[Sequence[tuple[int, ...]]]:
     """Runs of neighbors of at most PREFILL_POSITIONS padded positions, but at least one prompt."""
-    start, widest = 0, 0
+    start, widest, bound = 0, 0, PREFILL_POSITIONS.get(device.type, 4096)
     for stop, prompt in enumerate(prompts):
         widest = max(widest, len(prompt))
-        if stop > start and widest * (stop + 1 - start) > PREFILL_POSITIONS:
+        if stop > start and widest * (stop + 1 - start) > bound:
             yield prompts[start:stop]
             start, widest = stop, len(prompt)
     yield prompts[start:]
@@ -225,11 +233,8 @@ class _Record:
         ]
 
 
-def _check_finite(logp_B: Tensor, rows: _Rows, step: int, name_of: Callable[[int], str]) -> None:
-    bad_B = ~torch.isfinite(logp_B)
-    if bool(bad_B.any()):
-        row = int(rows.row_B[bad_B][0])
-        raise RewardenError(
-            f"{name_of(row)}: the policy's logits are not finite at completion token {step}; its weights or activations hold "
-            "NaN or inf. Go back to an earlier checkpoint and lower the learning rate"
-        )
+def _not_finite(name: str, step: int) -> RewardenError:
+    return RewardenError(
+        f"{name}: the policy's logits are not finite at completion token {step}; its weights or activations hold NaN or inf. "
+        "Go back to an earlier checkpoint and lower the learning rate"
+    )

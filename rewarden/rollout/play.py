@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from rewarden.errors import DataError
 from rewarden.protocols import Sampler, User
+from rewarden.rollout.ask import Answer, ask
 from rewarden.rollout.hf import TurnTemplate
 from rewarden.runtime.seed import seed_of
 from rewarden.types import Rollout
@@ -32,8 +33,9 @@ def play(
 
     All dialogues are sampled together, turn by turn; finished ones leave. Ids only grow: what was sampled is never rendered
     anew. `stop` of a result: "turns" (turn `turns[i]` was played), "user" (the user left), "length" (the next turn would not
-    fit the sampler's `num_positions`; the result ends with the last complete assistant turn). A turn cut by the length limit
-    does not end a dialogue: its span says so and the user answers it.
+    fit the sampler's `num_positions`; the result ends with the last complete assistant turn), "error" (the user could not
+    answer; `conversation.meta["user_failed"]` says why in a word). A turn cut by the length limit does not end a dialogue: its
+    span says so and the user answers it.
     """
     if not len(rollouts) == len(turns) == len(seeds):
         raise DataError(
@@ -51,7 +53,12 @@ def play(
         turn_seeds = [seed_of_turn("assistant", seeds[i], next_turn(current[i])) for i in active]
         sampled = sampler.sample([current[i] for i in active], seeds=turn_seeds, policy_version=policy_version)
         for i, rollout in zip(active, sampled, strict=True):
-            current[i] = _answered(rollout, sampler, template, user, turns[i], seeds[i], seed_of_turn)
+            current[i] = rollout if next_turn(rollout) <= turns[i] else replace(rollout, stop="turns")
+        waiting = [i for i in active if current[i].stop != "turns"]
+        user_seeds = [seed_of_turn("user", seeds[i], next_turn(current[i]) - 1) for i in waiting]
+        answers = ask(user, [current[i].conversation for i in waiting], user_seeds)
+        for i, answer in zip(waiting, answers, strict=True):
+            current[i] = _answered(current[i], answer, sampler, template)
         active = [i for i in active if current[i].stop == "open"]
     return current
 
@@ -61,17 +68,14 @@ def next_turn(rollout: Rollout) -> int:
     return sum(message.role == "assistant" for message in rollout.conversation.messages)
 
 
-def _answered(
-    rollout: Rollout, sampler: Sampler, template: TurnTemplate, user: User, last: int, seed: int, seed_of_turn: SeedOf
-) -> Rollout:
+def _answered(rollout: Rollout, answer: Answer, sampler: Sampler, template: TurnTemplate) -> Rollout:
     """The rollout with the user's answer, open again; or the rollout itself with the reason why it ends here."""
-    turn = next_turn(rollout) - 1
-    if turn >= last:
-        return replace(rollout, stop="turns")
-    message = user.reply(rollout.conversation, seed_of_turn("user", seed, turn))
-    if message is None:
+    if answer.failed:
+        meta = {**rollout.conversation.meta, "user_failed": answer.failed}
+        return replace(rollout, conversation=replace(rollout.conversation, meta=meta), stop="error")
+    if answer.message is None:
         return replace(rollout, stop="user")
-    longer = template.extend(rollout, message)
+    longer = template.extend(rollout, answer.message)
     limit = getattr(sampler, "num_positions", None)
     return replace(rollout, stop="length") if limit is not None and len(longer.token_ids) >= limit else longer
 

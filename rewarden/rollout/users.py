@@ -1,9 +1,25 @@
-"""Users that answer the assistant without a model: the scripted one of a world, and the recorded one of a data set."""
+"""Users: whoever answers the assistant, built from a config of `USERS` or of your own.
 
-from typing import Protocol, runtime_checkable
+scripted  the user of a built-in world
+recorded  the user turns of a data set, whatever the assistant said
+model     a language model on this machine, with REFUEL's prompt
+endpoint  a language model behind an OpenAI-compatible chat endpoint, with the same prompt
+"""
 
-from rewarden.errors import DataError
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from pydantic import model_validator
+
+from rewarden.errors import ConfigError, DataError
+from rewarden.protocols import User
+from rewarden.rollout.endpoint_user import EndpointSimulator
+from rewarden.rollout.hf import HFSampler
+from rewarden.rollout.model_user import ModelSimulator
+from rewarden.spec import Spec, parse
 from rewarden.types import Conversation, Message
+from rewarden.worlds import WORLDS
 
 
 @runtime_checkable
@@ -58,3 +74,71 @@ class RecordedUser:
                 "must begin with the turns already in the prompt, word for word"
             )
         return Message(role="user", text=turns[len(said)]) if len(said) < len(turns) else None
+
+
+class ScriptedUser(Spec):
+    """The scripted user of a built-in world."""
+
+    world: str | dict[str, Any] = "trip_desk"
+    """The world: its kind, or a mapping such as {kind: trip_desk, trap: true}."""
+
+    @model_validator(mode="after")
+    def _world_is_known(self) -> "ScriptedUser":
+        self.parsed()
+        return self
+
+    def parsed(self) -> Spec:
+        """The world's own config."""
+        raw: Mapping[str, Any] = {"kind": self.world} if isinstance(self.world, str) else self.world
+        return parse(WORLDS, raw, "user: world")
+
+    def build(self, *, policy: HFSampler | None = None, folder: Path | None = None) -> WorldUser:
+        """The user of this world."""
+        return WorldUser(self.parsed())  # type: ignore[arg-type]
+
+
+class RecordedTurns(Spec):
+    """The user turns of the data set, in their order (open loop)."""
+
+    def build(self, *, policy: HFSampler | None = None, folder: Path | None = None) -> RecordedUser:
+        """The user."""
+        return RecordedUser()
+
+
+USERS: Mapping[str, type[Spec]] = {
+    "scripted": ScriptedUser,
+    "recorded": RecordedTurns,
+    "model": ModelSimulator,
+    "endpoint": EndpointSimulator,
+}
+"""The users by kind; `kind: "my_file.py:MyUser"` names a Spec of your own with `build(policy=..., folder=...)`."""
+
+
+@runtime_checkable
+class UserSpec(Protocol):
+    """A config that builds a user."""
+
+    def build(self, *, policy: HFSampler | None = None, folder: Path | None = None) -> User:
+        """The user. `policy` is the sampler it will talk to, `folder` the place for files it wants to keep."""
+        ...
+
+
+def parse_user(raw: Mapping[str, Any] | Spec, where: str = "user") -> UserSpec:
+    """The config that {kind: ..., **fields} describes; nothing is loaded or sent yet.
+
+    Errors: ConfigError for an unknown kind or key, or for a Spec that builds nothing.
+    """
+    spec = parse(USERS, raw, where)
+    if not isinstance(spec, UserSpec):
+        raise ConfigError(f"{where}: {type(spec).__name__} builds no user; one of {', '.join(sorted(USERS))} does")
+    return spec
+
+
+def build_user(
+    raw: Mapping[str, Any] | Spec, where: str = "user", *, policy: HFSampler | None = None, folder: Path | None = None
+) -> User:
+    """The user that {kind: ..., **fields} describes, ready to answer. Errors: as `parse_user` and the kind's own `build`."""
+    user = parse_user(raw, where).build(policy=policy, folder=folder)
+    if not isinstance(user, User):
+        raise ConfigError(f"{where}: build() returned {type(user).__name__}; a user has reply(dialogue, seed)")
+    return user

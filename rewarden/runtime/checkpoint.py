@@ -23,13 +23,26 @@ from safetensors import SafetensorError
 from rewarden.errors import ResumeError, RewardenError
 from rewarden.protocols import Part
 from rewarden.runtime.codec import decode, encode
-from rewarden.runtime.disk import explain, remove, swap_in, sync_tree, writing
+from rewarden.runtime.disk import explain, refusal, remove, swap_in, sync_tree, writing
 
 FORMAT = 1
 Resume = Literal["auto", "must", "never"]
 
+KEYS = {"step": int, "state": object, "fingerprint": str, "recipe": dict, "parts": list, "files": dict}
+"""What checkpoint.json holds beside its format."""
+
 _NAME = re.compile(r"step-(\d{8,})")
-_UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError, SafetensorError)
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    RuntimeError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    pickle.UnpicklingError,
+    SafetensorError,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +143,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         version = body.get("format") if isinstance(body, dict) else None
         raise ResumeError(f"{description} has format {version!r}, this version reads {FORMAT}. {_away(path)}")
-    if absent := sorted({"step", "state", "fingerprint", "recipe", "parts", "files"} - {*body}):
+    if absent := sorted(key for key, kind in KEYS.items() if key not in body or not isinstance(body[key], kind)):
         raise ResumeError(f"{description} lacks {', '.join(absent)}; the checkpoint is damaged. {_away(path)}")
     for name, size in body["files"].items():
         file = path / name
@@ -205,8 +218,8 @@ def _write(folder: Path, body: dict[str, Any], parts: Mapping[str, Part], rng: l
         except (RuntimeError, SafetensorError) as error:
             if isinstance(error, RewardenError):
                 raise
-            # torch and safetensors report a full disk as errors of their own.
-            raise RewardenError(explain(folder / name, OSError(None, f"part {name!r} could not be saved: {error}"))) from error
+            refused = refusal(error) or OSError(None, f"part {name!r} could not be saved: {error}")
+            raise RewardenError(explain(folder.with_name(folder.name.removeprefix(".tmp-")) / name, refused)) from error
     with (folder / "rng.pt").open("wb") as file:
         torch.save(rng, file)
     files = sync_tree(folder)
@@ -220,7 +233,9 @@ def _read(path: Path, reader: Any) -> Any:
     except _UNREADABLE as error:
         if isinstance(error, RewardenError):
             raise
-        raise ResumeError(f"{path} cannot be read: {error}. {_away(path)}") from error
+        # torch's own words advise to load the file in a way that runs code it holds.
+        words = "it is damaged, or torch did not write it" if "weights_only" in str(error) else error
+        raise ResumeError(f"{path} cannot be read: {words}. {_away(path)}") from error
 
 
 def _away(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +16,26 @@ _CLOSED = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an OSError while writing `path` into a RewardenError that says what to do."""
+    """Turn what the system refuses while writing `path` into a RewardenError that says what to do."""
     try:
         yield
-    except OSError as error:
-        raise RewardenError(explain(path, error)) from error
+    except Exception as error:
+        refused = None if isinstance(error, RewardenError) else refusal(error)
+        if refused is None:
+            raise
+        raise RewardenError(explain(path, refused)) from error
+
+
+def refusal(error: BaseException) -> OSError | None:
+    """The OSError that an error is, or stands for: safetensors and torch report a full disk as errors of their own."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError):
+            return cause
+        if found := re.search(r"os error (\d+)", str(cause)):
+            return OSError(int(found[1]), os.strerror(int(found[1])))
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def explain(path: Path, error: OSError) -> str:

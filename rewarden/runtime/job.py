@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import Field
 
-from rewarden.errors import RewardenError
+from rewarden.errors import ResumeError, RewardenError
 from rewarden.protocols import Part
 from rewarden.runtime.checkpoint import (
     Resume,
@@ -199,7 +199,8 @@ class _Run:
         self.ranks.on_main(lambda: self.open_trackers(found.step))
         try:
             with self.view(found.step) as view:
-                for line in (*found.lines, *self.job.notes):
+                said = (note for part in self.job.parts.values() for note in getattr(part, "notes", ()))
+                for line in (*found.lines, *self.job.notes, *said):
                     view.note(line)
                 step, state = self.restore(found.checkpoint, view)
                 end, report = self.loop(step, state, view)
@@ -219,14 +220,23 @@ class _Run:
             seed_global(self.cfg.seed, "run", self.ranks.rank)
             return 0, self.job.start
         saved = load_checkpoint(path, self.job.parts)
-        state = self.job.restore_state(saved.state)
+        try:
+            state = self.job.restore_state(saved.state)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise ResumeError(
+                f"{path}: its loop state is not that of this job ({error}); resume with the code that wrote it, or start "
+                "over with --resume never"
+            ) from error
         view.note(f"resuming after step {saved.step} from {path}")
         generators = saved.rng()
         if len(generators) == self.ranks.world:
             restore_rng(generators[self.ranks.rank])
         else:
             seed_global(self.cfg.seed, "run", self.ranks.rank, saved.step)
-            view.note(f"written by {len(generators)} ranks, resumed by {self.ranks.world}: dropout continues with new seeds")
+            view.note(
+                f"written by {len(generators)} ranks, resumed by {self.ranks.world}: the steps are the same up to rounding, "
+                "except that dropout, where it is on, is drawn from new seeds"
+            )
         return saved.step, state
 
     def open_trackers(self, step: int) -> None:

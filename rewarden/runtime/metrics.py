@@ -31,7 +31,7 @@ class Metrics:
         if not self.path.exists():
             return []
         kept, dropped = [], []
-        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = _lines(self.path)
         for number, line in enumerate(lines, start=1):
             if not line.endswith("\n"):
                 dropped.append(-1)
@@ -49,11 +49,18 @@ class Metrics:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl; null becomes nan. A torn last line, as a kill leaves it, is left out."""
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True), start=1):
+    for number, line in enumerate(_lines(path), start=1):
         if line.endswith("\n"):
             row = _parse(line, path, number)
             rows.append({name: math.nan if value is None else value for name, value in row.items()})
     return rows
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ResumeError(f"{path} cannot be read ({error}); move it away, then run again") from error
 
 
 def _parse(line: str, path: Path, number: int) -> dict[str, Any]:

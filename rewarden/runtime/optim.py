@@ -193,6 +193,16 @@ class Optimizer:
         self.num_steps, self.num_skipped = saved["num_steps"], saved["num_skipped"]
         self.skipped_in_a_row = saved["skipped_in_a_row"]
 
+    @property
+    def notes(self) -> list[str]:
+        """Sentences for people: a group whose warm-up outlasts the training never reaches its learning rate."""
+        warmups = {group.name: group.optim.num_warmup_steps(self.total_steps) for group in self.groups}
+        return [
+            f"{name}: warmup_steps is {steps}, more than the {self.total_steps} steps of the run; learning_rate is never reached"
+            for name, steps in warmups.items()
+            if steps > self.total_steps > 0
+        ]
+
     def save(self, folder: Path) -> None:
         """Write optimizer.pt."""
         with (folder / "optimizer.pt").open("wb") as file:

@@ -124,8 +124,11 @@ class RunFolder:
         """Write env.json: the environment of this start, and those of earlier starts below it."""
         earlier: list[Any] = []
         if self.env.exists():
-            last = json.loads(self.env.read_text(encoding="utf-8"))
-            earlier = [*last.pop("earlier_starts", []), last]
+            try:
+                last = json.loads(self.env.read_text(encoding="utf-8"))
+                earlier = [*last.pop("earlier_starts", []), last]
+            except (ValueError, TypeError, AttributeError) as error:
+                raise ResumeError(f"{self.env} is damaged ({error}); move it away, then run again") from error
         write_atomic(self.env, json.dumps({**environment(ranks), "earlier_starts": earlier}, indent=2))
 
     def read_done(self) -> dict[str, Any] | None:
@@ -137,7 +140,8 @@ class RunFolder:
             return None
         try:
             facts = json.loads(self.done.read_text(encoding="utf-8"))
-            return {**facts, **{key: facts[key] for key in ("step", "fingerprint", "recipe", "exported")}}
+            found = {key: facts[key] for key in ("step", "fingerprint", "recipe", "exported")}
+            return {**facts, **found, "recipe": dict(found["recipe"]), "exported": [str(name) for name in found["exported"]]}
         except (ValueError, TypeError, KeyError) as error:
             raise ResumeError(
                 f"{self.done} is damaged ({error!r}); remove it to go on from the last checkpoint, or use another folder"
@@ -177,7 +181,7 @@ def commit(folder: Path) -> str | None:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, encoding="utf-8", timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rewarden.errors import DataError
+from rewarden.errors import DataError, ResumeError
 from rewarden.runtime.disk import append, sync_file, sync_folder, writing
 
 TAIL_ROWS = 256
@@ -78,14 +78,18 @@ class Samples:
         return [*table.to_pylist(), *tail]
 
     def _stored(self) -> tuple[pa.Table, list[dict[str, Any]]]:
-        table = pq.read_table(self.path) if self.path.exists() else pa.table({})
-        rows = []
-        if self.tail.exists():
-            for line in self.tail.read_text(encoding="utf-8").splitlines(keepends=True):
-                if line.endswith("\n"):  # a torn last line is of a step that will be done again
-                    entry = json.loads(line)
-                    if entry["n"] >= table.num_rows:
-                        rows.append(entry["row"])
+        reading = self.path
+        try:
+            table = pq.read_table(self.path) if self.path.exists() else pa.table({})
+            reading, rows = self.tail, []
+            if self.tail.exists():
+                for line in self.tail.read_text(encoding="utf-8").splitlines(keepends=True):
+                    if line.endswith("\n"):  # a torn last line is of a step that will be done again
+                        entry = json.loads(line)
+                        if entry["n"] >= table.num_rows:
+                            rows.append(entry["row"])
+        except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+            raise ResumeError(f"{reading} cannot be read ({error}); move it away, then run again") from error
         return table, rows
 
     def _replace(self, table: pa.Table, rows: list[dict[str, Any]]) -> None:

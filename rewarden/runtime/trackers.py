@@ -2,9 +2,12 @@
 
 import importlib.util
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
+from itertools import chain, count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from rewarden.errors import ConfigError
@@ -40,11 +43,16 @@ class Trackers:
         earlier = len(list(folder.glob("earlier-*")))
         run_name = f"{run_name}-{earlier + 1}" if earlier else run_name
         openers = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}
+        self._names: dict[str, str] = {}
         self._open = [openers[name](folder, project, run_name, config, first_step) for name in dict.fromkeys(names)]
 
     def log(self, step: int, report: Mapping[str, float]) -> None:
-        """Send one report; numbers that are not finite are left out (metrics.jsonl has them as null)."""
-        values = {name: float(value) for name, value in report.items() if math.isfinite(value)}
+        """Send one report; numbers that are not finite are left out (metrics.jsonl has them as null).
+
+        Trackers get the names of `plain_names`; metrics.jsonl has them as they are.
+        """
+        self._names = plain_names(report, self._names)
+        values = {self._names[name]: float(value) for name, value in report.items() if math.isfinite(value)}
         for tracker in self._open:
             tracker.log(values, step=step)
 
@@ -53,6 +61,26 @@ class Trackers:
         for tracker in self._open:
             tracker.finish()
         self._open = []
+
+
+def plain_names(names: Iterable[str], known: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """Name -> a name that every tracker takes: letters, digits, "_", "-", "." and single slashes inside.
+
+    Parts of a reward are named by users, and trackers differ in what they refuse or split at. Names that would become one
+    get a number; one that is plain already keeps its form. known: what names were called before; they keep that.
+    """
+    out = dict(known)
+    taken = set(known.values())
+    for name in sorted(set(names) - known.keys(), key=lambda name: (_plain(name) != name, name)):
+        plain = _plain(name)
+        out[name] = next(new for new in chain([plain], (f"{plain}_{n}" for n in count(2))) if new not in taken)
+        taken.add(out[name])
+    return out
+
+
+def _plain(name: str) -> str:
+    parts = (re.sub(r"[^A-Za-z0-9_.-]+", "_", part) for part in name.split("/"))
+    return "/".join(part for part in parts if part) or "_"
 
 
 def flatten(config: Mapping[str, Any], path: str = "") -> dict[str, bool | int | float | str]:

@@ -5,26 +5,26 @@
 Plain rows give strings; conversational rows give, per row, the list of prompt messages and the list of completion messages,
 each message a {"role": ..., "content": ...}. Every other column of the rows is passed as a list under its own name. A function
 that takes no **kwargs gets the columns it names. None means "does not apply here"; NaN is an error, because TRL's own
-reading of NaN as None lets a bug pass for a choice.
+reading of NaN as None lets a bug pass for a choice. `on_nan: mask` leaves such rows out instead, under a status of their own.
 """
 
-import asyncio
 import inspect
 import math
-import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from rewarden.errors import ConfigError, ScoreError
+from rewarden.errors import ConfigError, ScoreError, in_words
+from rewarden.runtime.asynchronous import finish
 from rewarden.scoring.answer import ok, shown, split_answer, where_of, without_value
 from rewarden.spec import Spec, outside
 from rewarden.types import Conversation, Message, Score
 
 RewardFunction = Callable[..., Any]
 Format = Literal["auto", "conversational", "plain"]
+OnNan = Literal["error", "mask"]
 
 PLAIN = "plain"
 """The entry of `Conversation.meta` that is True where the row had strings, not messages; it is no column."""
@@ -37,35 +37,50 @@ class FunctionReward(Spec):
     """"my_file.py:my_reward" or "package.module:my_reward"."""
     format: Format = "auto"
     """What the function gets: strings (plain), message lists (conversational), or what the row was (auto: `meta["plain"]`)."""
+    on_nan: OnNan = "error"
+    """What happens when it returns a number that is not finite: stop with the row shown, or leave the row out (counted)."""
 
     @field_validator("path")
     @classmethod
-    def _file_exists(cls, path: str) -> str:
+    def _function_is_there(cls, path: str) -> str:
         file = path.rsplit(":", 1)[0]
         if file.endswith(".py") and not Path(file).is_file():
             raise ValueError(f"no file {file}; paths are relative to the working directory")
+        # A file is looked into when the recipe is read, not when the stage that scores begins; it is imported once.
+        if Path(file if file.endswith(".py") else f"{file}.py").is_file():
+            function_at(path, "")
         return path
 
     def build(self) -> "FunctionScorer":
         """Import the function; it may be any callable or coroutine function."""
-        function = outside(self.path)
-        if not callable(function):
-            raise ConfigError(f"reward function {self.path!r} is {type(function).__name__}; name something that can be called")
-        return FunctionScorer(function, format=self.format)
+        return FunctionScorer(function_at(self.path, "reward"), format=self.format, on_nan=self.on_nan)
+
+
+def function_at(path: str, where: str) -> RewardFunction:
+    """The function that "my_file.py:my_reward" names; `where` begins its errors.
+
+    Errors: ConfigError when it is not there, cannot be imported, or cannot be called.
+    """
+    function = outside(path, where)
+    if not callable(function):
+        raise ConfigError(f"reward function {path!r} is {type(function).__name__}; name something that can be called")
+    return function
 
 
 class FunctionScorer:
     """Scores conversations with a function, a functools.partial, a callable object or a coroutine function."""
 
-    def __init__(self, function: RewardFunction, *, format: Format = "auto") -> None:
+    def __init__(self, function: RewardFunction, *, format: Format = "auto", on_nan: OnNan = "error") -> None:
         self.function = function
         self.format = format
+        self.on_nan = on_nan
         self.name = name_of(function)
 
     def score(self, conversations: Sequence[Conversation]) -> list[Score]:
         """One score per conversation, from one call of the function.
 
-        Errors: ScoreError for a result that is no list, has another length, or holds something that is no finite number.
+        Errors: ScoreError for a result that is no list, has another length, or holds something that is no finite number; with
+        `on_nan` "mask" a number that is not finite becomes the status "not_finite" instead.
         """
         if not conversations:
             return []
@@ -73,11 +88,24 @@ class FunctionScorer:
         try:
             result = self.function(**arguments)
             if inspect.isawaitable(result):
-                result = _finish(result)
-        except Exception as error:
-            error.add_note(f"raised by the reward function {self.name} on {len(conversations)} rows")
-            raise
+                result = finish(result)
+        except (Exception, SystemExit) as error:
+            words = in_words(error, self._file())
+            raise ScoreError(
+                f"reward function {self.name} raised {words} on {len(conversations)} rows; mend it, then run again to resume"
+            ) from error
         return [self._score(value, row) for value, row in zip(self._listed(result, conversations), conversations, strict=True)]
+
+    def _file(self) -> str | None:
+        """Where the function is written, if it is written in Python."""
+        function = self.function
+        while hasattr(function, "func"):  # functools.partial
+            function = function.func
+        named = function if inspect.isroutine(function) else type(function)
+        try:
+            return inspect.getsourcefile(named)
+        except TypeError:  # built in
+            return None
 
     def _arguments(self, conversations: Sequence[Conversation]) -> dict[str, list[Any]]:
         pairs = [split_answer(row) for row in conversations]
@@ -138,11 +166,13 @@ class FunctionScorer:
             raise ScoreError(
                 f"reward function {self.name}: got {value!r} for {where_of(row)}; return a number or None\n{shown(row)}"
             )
-        hint = "; return None where the reward does not apply"
+        hint = "; return None where the reward does not apply, or set on_nan: mask"
         try:
             number = float(value)
         except OverflowError:  # an int beyond every float
             number = math.inf
+        if self.on_nan == "mask" and not math.isfinite(number):
+            return without_value("not_finite")
         return ok(number, row, f"reward function {self.name}", hint=hint)
 
 
@@ -155,29 +185,3 @@ def name_of(function: RewardFunction) -> str:
 
 def _dicts(messages: Sequence[Message]) -> list[dict[str, str]]:
     return [{"role": message.role, "content": message.text} for message in messages]
-
-
-def _finish(awaitable: Awaitable[Any]) -> Any:
-    """Run a coroutine to its end, also where an event loop is already running, as in a notebook."""
-
-    async def wait() -> Any:
-        return await awaitable
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(wait())
-    outcome: dict[str, Any] = {}
-
-    def run() -> None:
-        try:
-            outcome["value"] = asyncio.run(wait())
-        except BaseException as error:  # noqa: BLE001 - carried to the caller's thread and raised there
-            outcome["error"] = error
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if "error" in outcome:
-        raise outcome["error"]
-    return outcome["value"]

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
+from rewarden.errors import ConfigError
 from rewarden.maths import mean
 from rewarden.models.load import Model, freeze
 from rewarden.models.reward import RewardModel, load_reward_model
@@ -78,18 +79,19 @@ class RewardModelScorer:
         Errors: ScoreError for a conversation that does not end with the assistant, or a score that is not finite.
         """
         renders = [self._render(row) for row in conversations]
-        scores = self._score_distinct({ids for ids in renders if self._fits(ids)})
+        scores = self._score_distinct({ids for ids in renders if self.fits(ids)})
         return [
-            self._score(row, scores[ids]) if self._fits(ids) else without_value("too_long")
+            self._score(row, scores[ids]) if self.fits(ids) else without_value("too_long")
             for row, ids in zip(conversations, renders, strict=True)
         ]
+
+    def fits(self, ids: Ids) -> bool:
+        """Whether a render is short enough to be scored."""
+        return self.max_length is None or len(ids) <= self.max_length
 
     def _render(self, row: Conversation) -> Ids:
         split_answer(row)
         return self.template.render(row).token_ids
-
-    def _fits(self, ids: Ids) -> bool:
-        return self.max_length is None or len(ids) <= self.max_length
 
     @torch.no_grad()
     def _score_distinct(self, renders: set[Ids]) -> dict[Ids, Float[Tensor, " K"]]:
@@ -124,5 +126,10 @@ def _on_device(tokens: TokenBatch, model: nn.Module) -> TokenBatch:
 
 def _device(name: str) -> torch.device:
     if name != "auto":
+        try:
+            torch.empty(0, device=name)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            problem = str(error).splitlines()[0]
+            raise ConfigError(f"device is {name!r}, which cannot be used here ({problem}); use cpu, or auto") from error
         return torch.device(name)
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

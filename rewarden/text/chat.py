@@ -15,8 +15,8 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from rewarden.errors import ConfigError, DataError
-from rewarden.text.layout import Layout, Region, place
+from rewarden.errors import DataError
+from rewarden.text.layout import Layout, Region, UnusableTemplate, place
 from rewarden.types import Conversation, Message
 
 # A template that prints today's date would give other ids tomorrow and break an exact resume. Llama 3.1 has this default.
@@ -40,15 +40,18 @@ class ChatFormat:
 
     def __init__(self, tokenizer: Any) -> None:
         if not getattr(tokenizer, "chat_template", None):
-            raise ConfigError(
+            raise UnusableTemplate(
+                "no_chat_template",
                 f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat_template; set `template` to one of the "
-                "plain formats (moss_en, moss_zh, alpaca, hh), or give the tokenizer a chat template"
+                "plain formats (moss_en, moss_zh, alpaca, hh), or give the tokenizer a chat template",
             )
         self._tokenizer = tokenizer
         try:
             self.source = str(tokenizer.get_chat_template())
         except ValueError as error:
-            raise ConfigError(f"the tokenizer has several chat templates and none is named 'default': {error}") from error
+            raise UnusableTemplate(
+                "template_unusable", f"the tokenizer has several chat templates and none is named 'default': {error}"
+            ) from error
         self._template = _without_clock(self.source)
         # Whitespace that stands between generation prompt and content, for answers inside and at the end of a conversation.
         self._leads = ("", "")

@@ -4,8 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from rewarden.errors import DataError
+from rewarden.errors import ConfigError, DataError
 from rewarden.types import Conversation, Message
+
+
+class UnusableTemplate(ConfigError):
+    """A template in which nothing can be trained or sampled; `reason` is one word for why."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rewarden.errors import ConfigError, DataError
+from rewarden.errors import DataError
 from rewarden.text.encode import Encoder, extend
 from rewarden.text.joint import Tokens
+from rewarden.text.layout import UnusableTemplate
 from rewarden.types import Conversation, Message, Rollout, Span
+
+THINKS = "the generation prompt is a prefix only of answers that think ('<think>...')"
+UNSTABLE = "earlier turns look different once a later one is added"
+"""What the notes of `check_generation` begin with."""
 
 THOUGHT = "<think>\nHello\n</think>\n\nYes"
 
@@ -24,14 +29,17 @@ def resolve_end_of_turn(encoder: Encoder, probe: Conversation) -> int:
         index = next((i for i in after if layout.text[max(tokens.starts[i], stop) : tokens.stops[i]].strip()), None)
         if index is None or tokens.ids[index] not in encoder.joint.added_ids:
             shown = "nothing" if index is None else repr(layout.text[stop : stop + 20])
-            raise ConfigError(
+            raise UnusableTemplate(
+                "no_end_of_turn",
                 f"the template {name!r} puts {shown} after an answer, not a special token, so a policy could not end its turn; "
-                "use a template that closes assistant messages with one (eos_token, <|im_end|>)"
+                "use a template that closes assistant messages with one (eos_token, <|im_end|>)",
             )
         ends.append(tokens.ids[index])
     if len(set(ends)) != 1:
         names = encoder.tokenizer.convert_ids_to_tokens(ends)
-        raise ConfigError(f"the template {name!r} ends answers in different ways: {names}; it must use one token")
+        raise UnusableTemplate(
+            "no_end_of_turn", f"the template {name!r} ends answers in different ways: {names}; it must use one token"
+        )
     return ends[0]
 
 
@@ -47,21 +55,26 @@ def check_generation(encoder: Encoder, probe: Conversation) -> tuple[str, ...]:
     full, whole = encoder.tokens(probe, generation=False)
     missing = full.text[len(layout.text) : full.region(last).start]
     if layout.text == bare.text and full.text.startswith(layout.text) and missing.strip():
-        raise ConfigError(f"the chat template has no generation prompt: add_generation_prompt leaves out {missing!r}; add it")
+        raise UnusableTemplate(
+            "no_generation_prompt",
+            f"the chat template has no generation prompt: add_generation_prompt leaves out {missing!r}; add it",
+        )
     if prompt.ids[-1] in encoder.stop_ids:
         end = encoder.tokenizer.convert_ids_to_tokens(prompt.ids[-1])
-        raise ConfigError(
+        raise UnusableTemplate(
+            "generation_prompt_ends_turn",
             f"the generation prompt ends in {end!r}, which ends a turn, so a policy would learn to stop at once; "
-            "change the template"
+            "change the template",
         )
     notes = []
     if difference := first_difference(encoder, prompt.ids, whole.ids):
         if first_difference(encoder, prompt.ids, _thinking(encoder, opened, whole).ids):
-            raise ConfigError(
+            raise UnusableTemplate(
+                "generation_prompt_not_a_prefix",
                 f"the generation prompt of template {encoder.form.name!r} is no prefix of its training render: {difference}. "
-                "Use a template that renders an answer as it is sampled"
+                "Use a template that renders an answer as it is sampled",
             )
-        notes.append(f"the generation prompt is a prefix only of answers that think ('<think>...'): {difference}")
+        notes.append(f"{THINKS}: {difference}")
     return (*notes, *_unstable_history(encoder, probe, prompt))
 
 
@@ -108,4 +121,4 @@ def _unstable_history(encoder: Encoder, probe: Conversation, prompt: Tokens) -> 
     )
     extended, _ = extend(encoder, played, probe.messages[2])
     difference = first_difference(encoder, extended.token_ids, prompt.ids)
-    return [f"earlier turns look different once a later one is added: {difference}"] if difference else []
+    return [f"{UNSTABLE}: {difference}"] if difference else []

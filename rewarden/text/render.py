@@ -18,9 +18,10 @@ from rewarden.text.chat import PROBE, ChatFormat
 from rewarden.text.decode import find_decoder
 from rewarden.text.encode import Encoder, extend
 from rewarden.text.joint import JointTokenizer
-from rewarden.text.layout import Format, check_roles, place
+from rewarden.text.layout import Format, UnusableTemplate, check_roles, place
 from rewarden.text.plain import WRITERS, PlainFormat
 from rewarden.text.probe import check_generation, first_difference, resolve_end_of_turn
+from rewarden.text.trace import Traced, trace
 from rewarden.types import Conversation, Message, Rollout
 
 KINDS = ("chat", *WRITERS)
@@ -34,8 +35,8 @@ def load_template(tokenizer: Any, kind: str = "chat", *, generates: bool = True)
     `generates=False` is for scorers, which never continue a conversation: it leaves out the check that the generation prompt
     is a prefix of the training render.
 
-    Errors: ConfigError for an unknown kind, a tokenizer without what the kind needs, or a template that cannot be used; in the
-    last case with the first token that differs.
+    Errors: ConfigError for an unknown kind or a tokenizer without a fast backend; UnusableTemplate (a ConfigError) for a
+    tokenizer without what the kind needs, or a template that cannot be used, with the first token that differs.
     """
     if kind not in KINDS:
         raise ConfigError(f"template {kind!r} is unknown; use one of {', '.join(KINDS)}")
@@ -45,12 +46,17 @@ def load_template(tokenizer: Any, kind: str = "chat", *, generates: bool = True)
         if kind == "chat":
             form = ChatFormat(tokenizer)
         elif tokenizer.eos_token is None:
-            raise ConfigError(f"the format {kind!r} ends a turn with the eos token, and this tokenizer has none; set eos_token")
+            raise UnusableTemplate(
+                "no_eos_token",
+                f"the format {kind!r} ends a turn with the eos token, and this tokenizer has none; set eos_token",
+            )
         else:
             form = PlainFormat(kind, tokenizer.eos_token)
         return Template(Encoder(tokenizer=tokenizer, joint=joint, form=form), generates=generates)
     except DataError as error:
-        raise ConfigError(f"the template {kind!r} cannot render a plain conversation: {error}") from error
+        raise UnusableTemplate(
+            "template_unusable", f"the template {kind!r} cannot render a plain conversation: {error}"
+        ) from error
 
 
 class Template:
@@ -88,6 +94,10 @@ class Template:
         rollout = self._rollout(conversation, generation=False)
         self.facts["empty_assistant"] += sum(m.role == "assistant" and not m.text for m in conversation.messages)
         return rollout
+
+    def trace(self, conversation: Conversation, *, generation: bool = False) -> Traced:
+        """`render`, or with `generation` `start`, with the exact string behind it and every token's piece. Errors: as these."""
+        return trace(self._encoder, self.start(conversation) if generation else self.render(conversation))
 
     def start(self, conversation: Conversation) -> Rollout:
         """The conversation and the generation prompt; the policy writes next.

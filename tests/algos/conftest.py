@@ -33,7 +33,7 @@ def world_files(tmp_path_factory) -> Files:
     job = WorldPairs(
         policy=policy,
         num_pairs=40,
-        num_test_pairs=8,
+        num_test_pairs=0,
         num_prompts=24,
         num_selection=6,
         num_heldout=6,

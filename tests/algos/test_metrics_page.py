@@ -25,7 +25,11 @@ SECTIONS = {"sft": "Supervised fine-tuning", "reward": "Reward model", "ppo": "P
 
 EXPANSIONS = {
     "sft": {"GROUP": ("policy",), "PHASE": ("checkpoint",)},
-    "reward": {"GROUP": ("reward",), "PHASE": ("checkpoint",)},
+    "reward": {
+        "GROUP": ("reward",),
+        "PHASE": ("checkpoint",),
+        "BUCKET": ("preferred_shorter", "similar_length", "preferred_longer"),
+    },
     "ppo": {
         "GROUP": ("policy", "critic"),
         "PHASE": ("rollout", "score", "prepare", "update", "evaluate", "checkpoint"),

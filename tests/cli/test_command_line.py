@@ -42,7 +42,7 @@ def test_every_command_has_help(command):
         (("run", "good.yaml", "--resume", "must"), "error: runs/good holds no finished run"),
         (("sample", "nowhere/model", "Hello"), "error: "),
         (("sample", "nowhere/model", "promts.jsonl"), "error: promts.jsonl: no such file"),
-        (("score", "nowhere/model", "nowhere.jsonl"), "error: nowhere.jsonl"),
+        (("score", "nowhere.jsonl", "--reward", "nowhere/model"), "error: nowhere.jsonl"),
     ],
 )
 def test_what_is_wrong_is_one_message_and_exit_code_2(here, monkeypatch, capsys, words, message):
@@ -115,7 +115,7 @@ def test_the_demo_runs_to_its_table_in_miniature_and_is_skipped_the_second_time(
             "sft.num_train_epochs=1",
             "sft.train_batch_size=8",
         ),
-        *("pairs.num_pairs=6", "pairs.num_test_pairs=4", "pairs.num_prompts=4", "pairs.num_selection=2", "pairs.num_heldout=2"),
+        *("pairs.num_pairs=6", "pairs.num_test_pairs=0", "pairs.num_prompts=4", "pairs.num_selection=2", "pairs.num_heldout=2"),
         *(
             "pairs.sampling.max_completion_length=4",
             "reward.max_steps=1",

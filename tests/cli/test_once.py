@@ -1,4 +1,4 @@
-"""`sample`, `score` and `worlds`."""
+"""`sample` and `worlds`; `score` has test_score.py and test_explain.py."""
 
 import json
 from pathlib import Path
@@ -7,14 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from rewarden.cli import app
-from rewarden.data.write import write_jsonl
 from rewarden.errors import ConfigError, DataError
-from rewarden.models.load import Model
-from rewarden.models.reward import load_reward_model
 from rewarden.recipe.once import read_prompts
-from rewarden.text.collate import collate
-from rewarden.text.render import load_template
-from rewarden.types import Conversation, Message
+from rewarden.types import Message
 from rewarden.worlds import TripDesk
 
 
@@ -78,66 +73,6 @@ def test_a_prompt_is_a_text_or_a_file_that_exists(world_files):
         read_prompts("promts.jsonl")
 
 
-def reward_by_hand(files, messages) -> float:
-    model = load_reward_model(Model(model_name_or_path=str(files.reward)))
-    template = load_template(model.tokenizer, "chat", generates=False)
-    conversation = Conversation(id="x", messages=tuple(Message(role=m["role"], text=m["content"]) for m in messages))
-    return float(model.score(collate([template.render(conversation).token_ids]))[0, 0])
-
-
-def test_score_gives_pairs_both_scores_and_the_winner(world_files):
-    result = call("score", world_files.reward, world_files.pairs)
-    scored, given = rows(result.stdout), rows(world_files.pairs.read_text())
-    assert [row["id"] for row in scored] == [row["id"] for row in given]
-    for row, pair in zip(scored, given, strict=True):
-        chosen, rejected = (reward_by_hand(world_files, pair["prompt"] + pair[side]) for side in ("chosen", "rejected"))
-        assert row["chosen_score"] == pytest.approx(chosen, abs=1e-5)
-        assert row["rejected_score"] == pytest.approx(rejected, abs=1e-5)
-        assert row["chosen_wins"] == float(row["chosen_score"] > row["rejected_score"])
-        assert row["status"] == "ok"
-    share = sum(row["chosen_wins"] for row in scored) / len(scored)
-    assert f"{len(scored)} pairs, chosen wins {share:.3f} (ties half)" in result.stderr
-
-
-def test_score_gives_conversations_one_score_and_writes_jsonl(world_files, here):
-    result = call("score", world_files.reward, world_files.dialogues, "--output", "scores.jsonl")
-    assert result.stdout == ""
-    assert "12 rows written to scores.jsonl" in result.stderr
-    scored, given = rows(Path("scores.jsonl").read_text()), rows(world_files.dialogues.read_text())
-    assert len(scored) == 12
-    assert scored[3] == {"id": given[3]["id"], "score": scored[3]["score"], "status": "ok"}
-    assert scored[3]["score"] == pytest.approx(reward_by_hand(world_files, given[3]["messages"]), abs=1e-5)
-
-
-def test_score_says_how_many_texts_were_too_long_and_gives_them_no_score(world_files, here):
-    words = "I would like a cheap trip. " * 400
-    pair = {"prompt": "Hello", "chosen": words, "rejected": "Thank you."}
-    write_jsonl("pairs.jsonl", [pair])
-    result = call("score", world_files.reward, "pairs.jsonl")
-    (row,) = rows(result.stdout)
-    assert (row["status"], row["chosen_score"], row["chosen_wins"]) == ("too_long", None, None)
-    assert "1 without a score: too_long" in result.stderr
-    assert "chosen wins" not in result.stderr
-
-
-def test_score_reads_hh_transcripts(world_files, here):
-    pair = {"chosen": "\n\nHuman: Hello\n\nAssistant: Thank you.", "rejected": "\n\nHuman: Hello\n\nAssistant: No."}
-    write_jsonl("hh.jsonl", [pair])
-    for words in ((), ("--format", "hh")):
-        (row,) = rows(call("score", world_files.reward, "hh.jsonl", *words).stdout)
-        assert row["chosen_score"] is not None
-        assert row["rejected_score"] is not None
-
-
-def test_score_refuses_an_unknown_format_a_missing_file_and_a_policy(world_files):
-    with pytest.raises(ConfigError, match="score: format is 'hhh'"):
-        call("score", world_files.reward, world_files.pairs, "--format", "hhh")
-    with pytest.raises(DataError, match=r"nowhere\.jsonl"):
-        call("score", world_files.reward, "nowhere.jsonl")
-    with pytest.raises(ConfigError, match="no scalar head"):
-        call("score", world_files.policy, world_files.pairs)
-
-
 def test_worlds_plays_a_scripted_dialogue_of_each_with_its_gold():
     result = call("worlds", "--seed", 3)
     assert result.exit_code == 0
@@ -152,6 +87,6 @@ def test_worlds_plays_a_scripted_dialogue_of_each_with_its_gold():
 @pytest.mark.parametrize("command", ["sample", "score"])
 def test_an_output_that_is_a_folder_is_refused_before_the_work(command, world_files, here):
     (here / "there").mkdir()
-    words = (world_files.policy, "Hello") if command == "sample" else (world_files.reward, world_files.dialogues)
+    words = (world_files.policy, "Hello") if command == "sample" else (world_files.dialogues, "--reward", world_files.reward)
     with pytest.raises(ConfigError, match=r"output: there is a folder; give the path of a file, such as there/rows.jsonl"):
         call(command, *words, "--output", "there")

@@ -5,6 +5,7 @@ import pytest
 
 from rewarden.collect.pairs import as_prompt, sample_pairs, through
 from rewarden.collect.world import WorldPairs, WorldStart, label_pairs, world_prefixes
+from rewarden.errors import DataError
 from rewarden.models.load import Model, load_policy, load_tokenizer
 from rewarden.rollout.hf import HFSampler, Sampling
 from rewarden.text.render import load_template
@@ -95,10 +96,10 @@ def test_through_cuts_after_the_asked_assistant_turn():
 
 def test_the_files_of_the_data_job_have_the_rows_asked_for(start, tmp_path):
     policy = Model(model_name_or_path=str(start / "model"))
-    asked = {"num_pairs": 6, "num_test_pairs": 4, "num_prompts": 5, "num_selection": 3, "num_heldout": 2}
+    asked = {"num_pairs": 6, "num_test_pairs": 0, "num_prompts": 5, "num_selection": 3, "num_heldout": 2}
     facts = WorldPairs(policy=policy, sampling=Sampling(max_completion_length=4), **asked).run(tmp_path)
     users: list[int] = []
-    for name, count in (("pairs", 6), ("pairs_test", 4), ("prompts", 5), ("selection", 3), ("heldout", 2)):
+    for name, count in (("pairs", 6), ("prompts", 5), ("selection", 3), ("heldout", 2)):
         rows = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
         assert len(rows) == facts[f"{name}/rows"]
         assert len(rows) <= count
@@ -106,3 +107,11 @@ def test_the_files_of_the_data_job_have_the_rows_asked_for(start, tmp_path):
         users += {row["user_seed"] for row in rows}
         assert all(row["prompt"][-1]["role"] == "user" for row in rows)
     assert len(users) == len(set(users))
+    assert not (tmp_path / "pairs_test.jsonl").exists()  # none asked for; an empty file would stop whoever reads it
+
+
+def test_pairs_that_are_all_ties_are_refused_where_they_are_made(start, tmp_path):
+    policy = Model(model_name_or_path=str(start / "model"))
+    asked = {"num_pairs": 0, "num_test_pairs": 4, "num_prompts": 0, "num_selection": 0, "num_heldout": 0}
+    with pytest.raises(DataError, match=r"pairs_test: none of 4 pairs is left .*raise num_test_pairs"):
+        WorldPairs(policy=policy, sampling=Sampling(max_completion_length=4), **asked).run(tmp_path)

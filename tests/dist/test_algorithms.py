@@ -4,10 +4,7 @@ Run as `python test_algorithms.py FOLDER`, with the variables a launcher sets, t
 """
 
 import dataclasses
-import os
 import pickle
-import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,9 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+sys.path.insert(0, str(Path(__file__).parent))
+from launching import TOLERANCE, spawn
+
 from rewarden.algos import ppo, reward, sft
 from rewarden.algos.actors import Actors, build_actors, load_prompt_rollouts
 from rewarden.algos.evaluation import sample_and_score
+from rewarden.algos.shares import held
 from rewarden.collect.world import WorldPairs, WorldStart
 from rewarden.data.sources import Data
 from rewarden.maths import Moments
@@ -31,7 +32,6 @@ from rewarden.types import Score, ScoredRollout
 
 ROLLOUTS = 7
 SHARES = [range(5), range(5, ROLLOUTS)]
-TOLERANCE = 1e-5
 
 # Adam's first step is lr * g / (|g| + eps): with the usual eps a gradient of 0 up to rounding still moves a weight by +-lr.
 # This eps keeps what rounding does to a gradient as small in the weight, while real gradients move it by up to lr.
@@ -74,7 +74,7 @@ def reward_step(folder: Path, ranks: Ranks) -> dict[str, Any]:
 
 
 def ppo_config(folder: Path) -> ppo.PPO:
-    """Every rollout in one minibatch: which rollouts share a minibatch depends on the number of ranks."""
+    """Three minibatches of seven rollouts: some hold rows of one rank only."""
     return ppo.PPO(
         policy=Model(model_name_or_path=str(folder / "start/model")),
         reward={"kind": "reward_model", "path": str(folder / "reward/model")},
@@ -83,7 +83,7 @@ def ppo_config(folder: Path) -> ppo.PPO:
         critic_optim=OPTIM,
         sampling=Sampling(max_completion_length=6),
         rollout_batch_size=ROLLOUTS,
-        mini_batch_size=ROLLOUTS,
+        mini_batch_size=3,
         num_ppo_epochs=2,
         per_device_train_batch_size=2,
         missing_eos_penalty=0.3,
@@ -103,13 +103,16 @@ def ppo_round(folder: Path, ranks: Ranks, scored: list[ScoredRollout]) -> dict[s
     actors = actors_of(cfg, ranks)
     assert actors.critic is not None
     models = {"policy": actors.policy, "critic": actors.critic.model}
-    optimizer = Optimizer([Group(name, trainable(model), OPTIM) for name, model in models.items()], 2)
+    optimizer = Optimizer([Group(name, trainable(model), OPTIM) for name, model in models.items()], 6)
     before = {f"{name}/{key}": p for name, model in models.items() for key, p in weights(model).items()}
-    mine = scored if ranks.world == 1 else [scored[place] for place in SHARES[ranks.rank]]
+    places = range(ROLLOUTS) if ranks.world == 1 else SHARES[ranks.rank]
+    mine = [scored[place] for place in places]
     earlier = Moments().update(torch.tensor([0.5, -1.0, 0.25]))
     batch, moments, facts = ppo.prepare(actors, mine, earlier, cfg, ranks)
+    usable = [place for place, item in zip(places, mine, strict=True) if item.score.status == "ok"]
+    rows = held(usable, ranks)
     check = ppo.self_check(actors, [batch], ranks)
-    report, num_updates = ppo.learn(actors, batch, optimizer, ranks, cfg, step=0)
+    report, num_updates = ppo.learn(actors, batch, rows, optimizer, ranks, cfg, step=0)
     after = {f"{name}/{key}": p for name, model in models.items() for key, p in weights(model).items()}
     counts = {
         "num_updates": num_updates,
@@ -173,29 +176,7 @@ def one(folder) -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def two(folder) -> list[dict[str, dict[str, Any]]]:
     """What each of two processes saw."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {
-        **os.environ, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
-    }  # fmt: skip
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(folder)],
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    spawn(Path(__file__), str(folder), world=2)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 

@@ -1,8 +1,5 @@
 """Two real processes (gloo, CPU) with unequal shards do what one process does."""
 
-import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+from launching import spawn
 from rank_worker import ROWS, STEPS, make_batch, make_net
 from toy_job import make_job
 
@@ -24,38 +22,12 @@ from rewarden.runtime.samples import Samples
 WORKER = Path(__file__).with_name("rank_worker.py")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> tuple[Path, list[dict[str, Any]], list[str]]:
     """Folder, what each rank saw, what each rank printed. Both run once for all tests of this file."""
     folder = tmp_path_factory.mktemp("two")
-    common = {
-        **os.environ, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-        "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
-    }  # fmt: skip
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(folder)],
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, errors
-    return folder, [torch.load(folder / f"rank{r}.pt", weights_only=True) for r in range(2)], [out for out, _ in outputs]
+    outputs = [rank.out for rank in spawn(WORKER, str(folder), world=2)]
+    return folder, [torch.load(folder / f"rank{r}.pt", weights_only=True) for r in range(2)], outputs
 
 
 def whole_gradient(kind: str) -> tuple[dict[str, Any], dict[str, float]]:

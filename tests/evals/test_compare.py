@@ -44,7 +44,7 @@ def config(files, after="after", **changes):
 
 
 def test_a_policy_against_itself_differs_in_nothing(files):
-    before, after, rows_before, rows_after = measure_both(config(files, after="start/model"))
+    before, after, rows_before, rows_after, _ = measure_both(config(files, after="start/model"))
     assert [r.token_ids for r in before] == [r.token_ids for r in after]
     assert rows_before == rows_after
     for row in paired_table(rows_before, rows_after, confidence=0.95, seed=0):
@@ -53,7 +53,7 @@ def test_a_policy_against_itself_differs_in_nothing(files):
 
 def test_the_measures_are_those_of_the_trained_turn_and_of_the_end(files):
     world = TripDesk()
-    before, _, rows, _ = measure_both(config(files))
+    before, _, rows, _, _ = measure_both(config(files))
     for rollout, row in zip(before, rows, strict=True):
         first = next(span for span in rollout.spans if span.ended is not None)
         facts = world.turn_facts(rollout.conversation.messages, frozenset(rollout.conversation.meta.get("truncated", ())))

@@ -35,6 +35,7 @@ def test_the_names_of_the_design_are_importable_from_the_package():
         "expected_best_of_n",
         "best_of_n_kl",
         "win_rate",
+        "length_controlled_win_rate",
         "standard_error",
         "bootstrap_interval",
         "wilson_interval",

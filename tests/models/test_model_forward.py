@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from tiny_models import KINDS, VOCABULARY, batch_of, build_model, random_rows
+from tiny_models import KINDS, SHAPE, VOCABULARY, batch_of, build_model, random_rows
 from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
@@ -135,6 +135,27 @@ def test_the_projection_in_chunks_gives_the_same(monkeypatch, rows):
             p = model(input_ids=torch.tensor([row])).logits[0].double().softmax(-1)
             expected = torch.cat([torch.zeros(1), -(p * p.log()).sum(-1)[:-1]]) * mask_BT[index, : len(row)]
             assert (entropy[index, : len(row)] - expected).abs().max() < 1e-5
+
+
+def test_many_logits_are_computed_again_and_few_are_kept(monkeypatch, rows):
+    batch, kept, gradients = batch_of(rows), [], []
+
+    def note(tensor):
+        if tensor.shape[-1] == VOCABULARY and len(tensor) != SHAPE["hidden_size"]:  # the weight is there in any case
+            kept.append(len(tensor))
+        return tensor
+
+    for limit in (2**24, 20 * VOCABULARY):
+        model = build_model("llama")
+        monkeypatch.setattr("rewarden.models.forward.LOGITS_AT_ONCE", limit)
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            total = sequence_logp(model, batch, batch.mask_BT, temperature=1.0).sum()
+        total.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+        assert kept == ([sum(map(len, rows)) - len(rows)] if limit == 2**24 else [])
+        kept.clear()
+    for a, b in zip(*gradients, strict=True):
+        assert (a - b).abs().max() <= 1e-5 * (1 + b.abs().max())
 
 
 def test_an_empty_mask_gives_zeros_and_a_zero_gradient(rows):

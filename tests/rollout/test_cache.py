@@ -2,7 +2,7 @@ import torch
 from transformers import DynamicCache, Lfm2Config, LlamaConfig, MistralConfig, Qwen2Config
 from transformers.cache_utils import DynamicLayer
 
-from rewarden.rollout.cache import BlockLayer, open_cache, pads_safely, stack
+from rewarden.rollout.cache import BlockLayer, open_cache, pads_safely, prompt_cache
 
 
 def states(rows, positions, draw):
@@ -35,16 +35,18 @@ def test_buffers_grow_in_blocks_and_not_beyond_what_is_needed():
     assert sorted(set(sizes)) == [74, 130]
 
 
-def test_stacked_rows_are_right_aligned_and_padded_with_zeros():
+def test_prompts_of_several_parts_are_right_aligned_and_padded_with_zeros():
     draw = torch.Generator().manual_seed(0)
-    config = LlamaConfig(num_hidden_layers=1)
-    short, long = open_cache(config, most=9)[0], open_cache(config, most=9)[0]
+    cache, _ = open_cache(LlamaConfig(num_hidden_layers=1), most=9)
     k_short, v_short = states(1, 2, draw)
     k_long, v_long = states(2, 4, draw)
-    short.update(k_short, v_short, 0)
-    long.update(k_long, v_long, 0)
+    for first_row, (k, v) in ((0, (k_short, v_short)), (1, (k_long, v_long))):
+        part = prompt_cache(cache, first_row=first_row, num_rows=3, width=4)
+        assert part.get_mask_sizes(k.shape[2], 0) == (k.shape[2], 0)
+        assert part.update(k, v, 0) == (k, v)
+    assert cache.get_seq_length() == 4
     k_new, v_new = states(3, 1, draw)
-    keys, values = stack([short, long], most=9).update(k_new, v_new, 0)
+    keys, values = cache.update(k_new, v_new, 0)
     pad = torch.nn.functional.pad
     assert torch.equal(keys, torch.cat([torch.cat([pad(k_short, (0, 0, 2, 0)), k_long]), k_new], 2))
     assert torch.equal(values, torch.cat([torch.cat([pad(v_short, (0, 0, 2, 0)), v_long]), v_new], 2))

@@ -21,6 +21,7 @@ from transformers import (
 from rewarden.errors import ConfigError, DataError, RewardenError
 from rewarden.protocols import Sampler
 from rewarden.rollout.choose import Choice
+from rewarden.rollout.decode import PREFILL_POSITIONS
 from rewarden.rollout.hf import HFSampler, Sampling
 from rewarden.text.render import load_template
 
@@ -118,9 +119,9 @@ def test_filters_change_the_draw_but_not_the_recorded_log_probability(model):
 def test_padding_meets_only_models_that_mask_it(name, padded):
     model, masks = build(name), []
     body = model.get_submodule(model.base_model_prefix)
-    body.register_forward_pre_hook(lambda module, args, kwargs: masks.append(kwargs["attention_mask"].bool()), with_kwargs=True)
+    body.register_forward_pre_hook(lambda module, args, kwargs: masks.append(kwargs["attention_mask"]), with_kwargs=True)
     sample(model, prompts(20), max_completion_length=2)
-    assert any(not mask.all() for mask in masks) == padded
+    assert any(mask is not None and not mask.all() for mask in masks) == padded
 
 
 def test_greedy_repetition_penalty_counts_this_response_only(model):
@@ -150,6 +151,26 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(model):
         np.testing.assert_allclose(a.logp_sampler, c.logp_sampler, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "name", ["qwen2_mixed_layers", "mistral_sliding", "gpt2_absolute_positions", "neox_parallel", "gemma2_softcap"]
+)
+def test_ragged_rows_that_leave_the_batch_are_what_they_are_alone(name):
+    # Long prompts meet the model's last position early, so their rows leave while the others go on.
+    model, rollouts, sizes = build(name), prompts(20, longest=60), []
+    body = model.get_submodule(model.base_model_prefix)
+    hook = body.register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(len(args[0] if args else kwargs["input_ids"])), with_kwargs=True
+    )
+    together, _ = sample(model, rollouts, temperature=1.4, max_completion_length=30)
+    hook.remove()
+    assert len(set(sizes)) > 2
+    for i in range(0, 20, 3):
+        (alone,), _ = sample(model, [rollouts[i]], seeds=[i], temperature=1.4, max_completion_length=30)
+        assert alone.token_ids == together[i].token_ids
+        expected = recomputed(model, alone.token_ids, len(rollouts[i].token_ids), 1.4)
+        np.testing.assert_allclose(together[i].logp_sampler, expected, atol=1e-4)
+
+
 def test_equal_prompts_with_different_seeds_get_different_texts_and_equal_seeds_the_same(model):
     same = [prompt(f"copy{i}", [7, 8, 9]) for i in range(8)]
     out, _ = sample(model, same, seeds=[1, 2, 3, 4, 1, 2, 3, 4])
@@ -173,7 +194,7 @@ def test_equal_prompts_go_through_the_model_once(model):
 def test_a_long_batch_is_prefilled_in_parts_of_little_padding(model, monkeypatch):
     rollouts = prompts(40, longest=40)
     whole, _ = sample(model, rollouts)
-    monkeypatch.setattr("rewarden.rollout.decode.PREFILL_POSITIONS", 64)
+    monkeypatch.setitem(PREFILL_POSITIONS, "cpu", 64)
     shapes = forward_shapes(model)
     parts, sampler = sample(model, rollouts)
     prefills = [shape for shape in shapes if shape[1] > 1]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rewarden.errors import ConfigError, ScoreError
-from rewarden.scoring import FunctionReward, FunctionScorer, build_scorer
+from rewarden.scoring import FunctionScorer, build_scorer
 
 
 def statuses(scores):
@@ -180,7 +180,7 @@ def test_coroutine_functions_are_awaited_with_and_without_a_running_loop(functio
     assert values(asyncio.run(notebook())) == [expected]
 
 
-def test_an_error_inside_a_coroutine_is_raised_with_the_name_of_the_function(talk):
+def test_an_error_inside_a_function_or_a_coroutine_is_one_sentence_with_its_place(talk):
     async def broken(completions, **columns):
         raise ZeroDivisionError("oops")
 
@@ -188,9 +188,11 @@ def test_an_error_inside_a_coroutine_is_raised_with_the_name_of_the_function(tal
         return FunctionScorer(broken).score([talk("a", "b")])
 
     for call in (lambda: FunctionScorer(broken).score([talk("a", "b")]), lambda: asyncio.run(notebook())):
-        with pytest.raises(ZeroDivisionError) as caught:
+        with pytest.raises(
+            ScoreError, match=r"reward function broken raised ZeroDivisionError: oops \(.*, line \d+\) on 1"
+        ) as caught:
             call()
-        assert "raised by the reward function broken on 1 rows" in caught.value.__notes__
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 def test_no_rows_call_no_function():
@@ -221,9 +223,9 @@ def test_a_name_that_is_missing_or_no_function_is_an_error(tmp_path):
     file = tmp_path / "reward_of_mine_2.py"
     file.write_text(SOURCE)
     with pytest.raises(ConfigError, match="has no 'long'"):
-        FunctionReward(path=f"{file}:long").build()
+        build_scorer({"kind": "function", "path": f"{file}:long"})
     with pytest.raises(ConfigError, match="is int; name something that can be called"):
-        FunctionReward(path=f"{file}:number").build()
+        build_scorer({"kind": "function", "path": f"{file}:number"})
     with pytest.raises(ConfigError, match="path is 'short'"):
         build_scorer({"kind": "function", "path": "short"})
 

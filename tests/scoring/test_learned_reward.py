@@ -77,12 +77,14 @@ def test_scores_come_back_in_the_order_of_the_conversations(reward_folder, talks
 
 def test_equal_texts_are_scored_once(reward_folder, talk):
     scorer = LearnedReward(path=str(reward_folder("words"))).build()
-    rows_seen = []
+    scorer.score([talk("hello", "maybe")])  # the first call tries out how rows may be put together
+    tokens_seen = []
     scorer.reward_model.model.get_input_embeddings().register_forward_hook(
-        lambda module, args, output: rows_seen.append(args[0].shape[0])
+        lambda module, args, output: tokens_seen.append(args[0].numel())
     )
-    scores = scorer.score([talk("hello", "yes", id=str(i)) for i in range(9)] + [talk("hello", "no")])
-    assert sum(rows_seen) == 2
+    twice = [talk("hello", "yes"), talk("hello", "no")]
+    scores = scorer.score([talk("hello", "yes", id=str(i)) for i in range(9)] + twice[1:])
+    assert sum(tokens_seen) == sum(len(scorer.template.render(row).token_ids) for row in twice)
     assert len({score.value for score in scores[:9]}) == 1
 
 

@@ -5,7 +5,6 @@ in meta for templates with a section for each. `preference` is 1 or 2, the bette
 probability that output_2 is better, 1.5 a tie. Null and 0 mean that nobody said.
 """
 
-import math
 from collections.abc import Iterator
 
 from rewarden.data.formats.messages import blank, comparison, conversation, prompt
@@ -61,7 +60,7 @@ def comparisons(row: Row) -> Iterator[Item]:
     if value is None or (not isinstance(value, bool) and value == 0):
         yield Drop("no_preference")
         return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and 1 <= value <= 2):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 2:
         raise BadRow(
             row.where, "bad_preference", f"preference is {show(value)}; it is 1 or 2 (the better output), or between: 1.5 a tie"
         )

@@ -42,7 +42,7 @@ def _message(row: Row, place: str, message: Any) -> Message:
     content = message.get("content", message.get("value"))
     role = ROLES.get(name) if isinstance(name, str) else None
     if role is None:
-        raise BadRow(row.where, "unknown_role", f"{place} has role {name!r}; {nearest(str(name), ROLES)}")
+        raise BadRow(row.where, "unknown_role", f"{place} has role {name!r:.60}; {nearest(str(name)[:60], ROLES)}")
     if isinstance(content, list) and all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):

@@ -16,9 +16,10 @@ from rewarden.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """One record that is left out on purpose, because of an irregularity the format is known for."""
+    """One record that is left out on purpose, because of an irregularity the format is known for; the reader adds `where`."""
 
     reason: str
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ prompt becomes a user message and an answer an assistant message, with their tex
 to an empty user message.
 """
 
-import math
+import sys
 from collections.abc import Generator, Iterator
 
 from rewarden.data.formats.messages import blank, comparison, conversation, in_order, is_conversational, prompt, read_messages
@@ -78,6 +78,8 @@ def comparisons(row: Row) -> Iterator[Item]:
         raise missing(row, [("prompt", "chosen", "rejected"), ("chosen", "rejected")])
     yield from _not_read(row)
     margin = _number(row, "margin")
+    if margin is not None and margin < 0:
+        yield Notice("negative_margin")
     preference = _number(row, "preference")
     if preference is not None and not 0 <= preference <= 1:
         meaning = "the probability that chosen is better, from 0 to 1"
@@ -160,7 +162,7 @@ def _number(row: Row, column: str) -> float | None:
     value = row.fields.get(column)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise BadRow(row.where, f"bad_{column}", f"{column} is {show(value)}; it must be a finite number or null")
     return float(value)
 

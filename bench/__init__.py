@@ -1,0 +1,1 @@
+"""Side-by-side measurements against peers: `make bench`. See docs/benchmarks.md."""
