@@ -198,7 +198,7 @@ class Optimizer:
         """Sentences for people: a group whose warm-up outlasts the training never reaches its learning rate."""
         warmups = {group.name: group.optim.num_warmup_steps(self.total_steps) for group in self.groups}
         return [
-            f"{name}: warmup_steps is {steps}, more than the {self.total_steps} steps of the run; learning_rate is never reached"
+            f"{name}: warmup_steps is {steps}, beyond the {self.total_steps} steps of the run; learning_rate is never reached"
             for name, steps in warmups.items()
             if steps > self.total_steps > 0
         ]
