@@ -13,6 +13,7 @@ from bench.benchmark import Benchmark, Entry, Pair
 from bench.run import Run
 from bench.settings import Settings
 from rewarden.errors import RewardenError
+from rewarden.runtime.disk import write_atomic
 
 LIMIT = 1e-4
 """Largest difference between ours and the peer's where the work is deterministic."""
@@ -86,9 +87,9 @@ def write(path: Path, new: Sequence[Mapping[str, Any]], details: Mapping[str, An
     """Put new entries beside those of other names that are there, in the order of the registry, unknown names last; atomic."""
     by_name = {entry["name"]: entry for entry in [*read(path, list), *new]}
     names = dict.fromkeys([*(name for name in order if name in by_name), *by_name])
-    replace(path, [by_name[name] for name in names])
+    write_atomic(path, _text([by_name[name] for name in names]))
     beside = details_path(path)
-    replace(beside, {**read(beside, dict), **details})
+    write_atomic(beside, _text({**read(beside, dict), **details}))
 
 
 def details_path(path: Path) -> Path:
@@ -96,11 +97,8 @@ def details_path(path: Path) -> Path:
     return path.with_name(path.name.replace("results", "details"))
 
 
-def replace(path: Path, value: Any) -> None:
-    """Write JSON in one move."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+def _text(value: Any) -> str:
+    return json.dumps(value, indent=1) + "\n"
 
 
 def machine() -> str:

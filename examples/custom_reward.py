@@ -2,6 +2,8 @@
 
 python examples/custom_reward.py       # score three answers with both
 
+After `make demo`, whose policy and prompts this recipe takes:
+
 rewarden run recipes/ppo_world.yaml reward.kind=function reward.path=examples/custom_reward.py:brief
 rewarden run recipes/ppo_world.yaml "reward={kind: 'examples/custom_reward.py:Keywords', words: [thank, please]}"
 """

@@ -11,9 +11,12 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from rewarden.algos import ppo
 from rewarden.algos.actors import build_actors, load_prompt_rollouts
 from rewarden.algos.evaluation import sample_and_score
+from rewarden.algos.ppo_config import PPO
+from rewarden.algos.ppo_loss import loss
+from rewarden.algos.ppo_prepare import prepare
+from rewarden.algos.ppo_rounds import minibatches
 from rewarden.algos.sft import SFT
 from rewarden.data.sources import Data
 from rewarden.data.write import conversation_row, prompt_row, write_jsonl
@@ -53,7 +56,7 @@ def improve(policy: Model, folder: Path, rounds: int, num_prompts: int) -> list[
     world, ranks = TripDesk(), Ranks.single()
     users = seed_range("rl", 0)[:num_prompts]
     write_jsonl(folder / "prompts.jsonl", [prompt_row(world.start(user)) for user in users])
-    config = ppo.PPO(
+    config = PPO(
         policy=policy,
         reward={"kind": "gold"},
         data=Data(path=str(folder / "prompts.jsonl")),
@@ -83,10 +86,10 @@ def improve(policy: Model, folder: Path, rounds: int, num_prompts: int) -> list[
     for number in range(rounds):
         seeds = [seed_of("tour", number, place) for place in range(len(prompts))]
         scored = sample_and_score(actors, prompts, seeds=seeds, policy_version=4 * number)
-        batch, moments, facts = ppo.prepare(actors, scored, moments, config, ranks)
+        batch, moments, facts = prepare(actors, scored, moments, config, ranks)
         reports = [
-            update(optimizer, split_batch(mini, 32), lambda part: ppo.loss(actors, part, config), ranks=ranks)
-            for mini in ppo.minibatches(batch, 4, seed=number)
+            update(optimizer, split_batch(mini, 32), lambda part: loss(actors, part, config), ranks=ranks)
+            for mini in minibatches(batch, 4, seed=number)
         ]
         learnt = summarize(reports)
         means.append(facts["score/mean"])

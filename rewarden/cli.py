@@ -97,7 +97,13 @@ def sample(
 @app.command()
 def score(
     file: Annotated[str, typer.Argument(help="Conversations, preference pairs or labeled answers: a file, folder or hub id.")],
-    reward: Annotated[str, typer.Option(help="Reward model: a folder of Rewarden, transformers or peft, or a hub id.")],
+    reward: Annotated[
+        str,
+        typer.Option(
+            help="Reward model: a folder of Rewarden, transformers or peft, or a hub id; models.yaml:NAME for an entry of a "
+            "registry, models.yaml for all of them."
+        ),
+    ],
     template: Annotated[
         str | None, typer.Option(help="chat, moss_en, moss_zh, alpaca or hh; not given: what the model was trained with.")
     ] = None,

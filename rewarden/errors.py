@@ -54,6 +54,11 @@ def in_words(error: BaseException, file: str | None = None) -> str:
     return f"{words} ({_near(own[-1][0])}, line {own[-1][1]})" if own else words
 
 
+def shortened(text: str, most: int) -> str:
+    """The text, cut to `most` characters of which the last three are dots where it is longer."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def _near(file: str) -> str:
     """The file as seen from the working directory, when it lies below it."""
     return os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else file

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from rewarden.errors import ConfigError, in_words
+from rewarden.errors import ConfigError, in_words, shortened
 
 
 class Spec(BaseModel):
@@ -48,9 +48,33 @@ SHOWN = 50
 """Names listed in a hint; a folder may hold thousands."""
 
 
+ALIASES = {
+    "lr": ("learning_rate",),
+    "batch_size": ("train_batch_size", "rollout_batch_size"),
+    "micro_batch_size": ("per_device_train_batch_size",),
+    "epochs": ("num_train_epochs", "num_ppo_epochs"),
+    "num_epochs": ("num_train_epochs", "num_ppo_epochs"),
+    "steps": ("max_steps",),
+    "num_steps": ("max_steps",),
+    "warmup": ("warmup_steps",),
+    "scheduler": ("lr_scheduler_type",),
+    "grad_clip": ("max_grad_norm",),
+    "clip": ("cliprange",),
+    "kl_coef": ("beta",),
+    "init_kl_coef": ("beta",),
+    "max_new_tokens": ("max_completion_length",),
+    "max_tokens": ("max_completion_length",),
+    "model": ("policy",),
+}
+"""What other programs call a key, and our names for it."""
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """A hint for a misspelt name: "; did you mean 'beta'?", or the allowed names when none is near."""
     names = sorted(allowed)
+    for alias in ALIASES.get(name, ()):
+        if alias in names:
+            return f"did you mean {alias!r}?"
     near = difflib.get_close_matches(name, names, n=1)
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(names[:SHOWN])}{more}"
@@ -191,8 +215,7 @@ def _explain(spec: type[Spec], entry: Any, where: str) -> str:
 
 def _shown(value: Any) -> str:
     """A value for an error message, cut to a readable length."""
-    text = repr(value)
-    return text if len(text) <= 120 else f"{text[:117]}..."
+    return shortened(repr(value), 120)
 
 
 def _owner(spec: type[Spec], path: Iterable[Any]) -> type[Spec] | None:

@@ -4,26 +4,18 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 import rewarden
-from bench.ours.toy_models import random_prompts, text_of, write_policy
+from bench.ours.toy_models import opened, random_prompts, write_policy
 from rewarden.errors import RewardenError
 from rewarden.models.load import Model, load_policy, load_tokenizer
 from rewarden.rollout.hf import HFSampler, Sampling
-from rewarden.text.render import Template, load_template
-from rewarden.types import Conversation, Message, Rollout
+from rewarden.text.render import load_template
 
 ROWS, LENGTH, NEW = int(os.getenv("ROWS", "128")), int(os.getenv("LENGTH", "128")), int(os.getenv("NEW", "64"))
-
-
-def opened(template: Template, prompts: Sequence[Sequence[int]]) -> list[Rollout]:
-    """Prompts ready to be answered."""
-    texts = (Message(role="user", text=text_of(ids)) for ids in prompts)
-    return [template.start(Conversation(id=str(row), messages=(text,))) for row, text in enumerate(texts)]
 
 
 def main() -> None:

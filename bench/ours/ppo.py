@@ -10,7 +10,7 @@ import torch
 
 import rewarden
 from bench.ours.toy_models import random_prompts, text_of, write_policy, write_rows, write_scalar
-from rewarden.algos.ppo import PPO
+from rewarden.algos.ppo_config import PPO
 from rewarden.data.sources import Data
 from rewarden.errors import RewardenError
 from rewarden.models.load import Model

@@ -12,11 +12,12 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from bench.ours.toy_models import random_prompts, text_of, write_policy, write_scalar
-from rewarden.algos import ppo, reward
+from rewarden.algos import ppo_loss, ppo_prepare, reward
 from rewarden.algos.actors import build_actors
 from rewarden.algos.evaluation import sample_and_score
-from rewarden.algos.ppo import PPO
-from rewarden.algos.reward import EncodedPair, Reward
+from rewarden.algos.pairs import EncodedPair
+from rewarden.algos.ppo_config import PPO
+from rewarden.algos.reward import Reward
 from rewarden.data.sources import Data
 from rewarden.maths import Moments
 from rewarden.models.forward import sequence_logp
@@ -100,6 +101,14 @@ def texts(folder: str) -> Iterator[Check]:
     sampler_N = torch.tensor([logp for row in sampled for logp in row.logp_sampler])
     yield "the sampler's log-probs", difference(sampler_N, expected_BT[mask_BT])
 
+    same = HFSampler(policy, template, Sampling(max_completion_length=24))
+    shared = same.sample([row for row in mixed[::3] for _ in range(4)], seeds=range(12))
+    if same.stats.shared_rows != len(shared):
+        raise AssertionError(f"{same.stats.shared_rows} of {len(shared)} rows shared their prompt: {same.stats.not_shared}")
+    tokens, mask_BT = batch_of(shared)
+    sampler_N = torch.tensor([logp for row in shared for logp in row.logp_sampler])
+    yield "the sampler's log-probs, prompts shared", difference(sampler_N, direct_logp(theirs, tokens)[mask_BT])
+
 
 def ppo_losses(policy: str, scalar: str, critic: str) -> Iterator[Check]:
     """Advantages, returns, both losses and their gradients after the policy has moved, against TRL's formulas."""
@@ -129,7 +138,7 @@ def ppo_losses(policy: str, scalar: str, critic: str) -> Iterator[Check]:
         actors.template.start(Conversation(id=str(i), messages=(said(ids[: 8 + 3 * i]),))) for i, ids in enumerate(prompts)
     ]
     scored = sample_and_score(actors, opened, seeds=range(8), policy_version=0)
-    batch, _, _ = ppo.prepare(actors, scored, Moments(), cfg, Ranks.single("cpu"))
+    batch, _, _ = ppo_prepare.prepare(actors, scored, Moments(), cfg, Ranks.single("cpu"))
     theirs = Theirs(policy, critic)
     old = theirs.prepare(batch.tokens, batch.mask_BT, torch.tensor([item.score.value for item in scored]), cfg)
     mask_BT = batch.mask_BT
@@ -140,7 +149,7 @@ def ppo_losses(policy: str, scalar: str, critic: str) -> Iterator[Check]:
     for number, (mine, other) in enumerate(((actors.policy, theirs.policy), (actors.critic.model, theirs.critic))):
         move(mine, seed=number)
         move(other, seed=number)
-    terms = ppo.loss(actors, batch, cfg)
+    terms = ppo_loss.loss(actors, batch, cfg)
     means = {name: (terms[name].value_BT * mask_BT).sum() / mask_BT.sum() for name in ("policy", "value")}
     (means["policy"] + cfg.vf_coef * means["value"]).backward()
     expected = theirs.loss(batch.tokens, mask_BT, old, cfg)

@@ -1,13 +1,16 @@
 """Our side's models and data: the peers' toy shapes (`toy.py` beside the peer scripts) written as ordinary folders."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from toy import V, config, tokenizer
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification
+
+from rewarden.text.render import Template
+from rewarden.types import Conversation, Message, Rollout
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}{% if message['role'] == 'assistant' %} <eos>{% endif %} {% endfor %}"
@@ -54,6 +57,12 @@ def write_scalar(folder: Path, *, seed: int) -> str:
 def text_of(ids: Iterable[int]) -> str:
     """The words of these ids, which encode back to them."""
     return " ".join(f"w{i}" for i in ids)
+
+
+def opened(template: Template, prompts: Sequence[Sequence[int]]) -> list[Rollout]:
+    """Prompts ready to be answered."""
+    texts = (Message(role="user", text=text_of(ids)) for ids in prompts)
+    return [template.start(Conversation(id=str(row), messages=(text,))) for row, text in enumerate(texts)]
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> str:

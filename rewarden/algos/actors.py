@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rewarden.data.sources import Data, load_prompts
 from rewarden.errors import ConfigError, DataError
+from rewarden.models.ensemble import critic_folder
 from rewarden.models.forward import sequence_logp
 from rewarden.models.load import (
     Model,
@@ -26,6 +27,7 @@ from rewarden.protocols import Scorer
 from rewarden.rollout.hf import HFSampler, Sampling
 from rewarden.runtime.ranks import Ranks
 from rewarden.scoring import build_scorer
+from rewarden.scoring.registry import resolve
 from rewarden.text.render import Template, load_template
 from rewarden.types import Rollout, TokenBatch
 
@@ -141,11 +143,13 @@ def critic_start(
     """Which weights and head the critic starts from: (model, "saved", "fresh" or "zero")."""
     if critic is not None:
         return critic, critic_head or "saved"
+    reward = resolve(reward)
     if reward.get("kind") == "reward_model":
-        spec = policy.model_copy(update={"model_name_or_path": reward["path"], "gguf_file": None, "revision": None})
+        start = critic_folder(reward["path"])
+        spec = policy.model_copy(update={"model_name_or_path": start, "gguf_file": None, "revision": None})
         if load_tokenizer(spec).get_vocab() == tokenizer.get_vocab():
             # A critic has one head; the body of an ensemble with several is a start all the same.
-            one_head = int(read_card(reward["path"]).get("num_heads", 1)) == 1
+            one_head = int(read_card(start).get("num_heads", 1)) == 1
             return spec, critic_head or ("saved" if one_head else "fresh")
     if critic_head == "saved":
         raise ConfigError("critic_head is 'saved' but no critic with a head is given; set critic: {model_name_or_path: ...}")

@@ -7,14 +7,14 @@ import torch
 
 from rewarden.algos.actors import Actors
 from rewarden.errors import RewardenError, ScoreError
-from rewarden.maths import k1, k3
+from rewarden.maths import disagreement, k1, k3
 from rewarden.models.forward import sequence_logp
 from rewarden.runtime.clock import phase
 from rewarden.runtime.ranks import Ranks
 from rewarden.runtime.seed import seed_of
 from rewarden.scoring.answer import scores_of
 from rewarden.text.collate import collate, role_mask
-from rewarden.types import Rollout, ScoredRollout
+from rewarden.types import Rollout, Score, ScoredRollout
 
 
 def sample_and_score(
@@ -108,9 +108,18 @@ def transcripts(scored: Sequence[ScoredRollout], ranks: Ranks, step: int, count:
             "status": item.score.status,
             "length": len(item.rollout.logp_sampler),
             "stop": item.rollout.stop,
+            **_members(item.score),
         }
         for item in scored[: len(ranks.share(count))]
     ]
     numbered = list(zip(ranks.share(count), rows, strict=False))
     everywhere = [pair for part in ranks.gather_objects(numbered) for pair in part]
     return [row for _, row in sorted(everywhere, key=lambda pair: pair[0])] if ranks.is_main else []
+
+
+def _members(score: Score) -> dict[str, Any]:
+    """What each member of an ensemble gave, and how far they are apart; nothing for a single reward."""
+    if len(score.members) < 2:
+        return {}
+    apart = disagreement(torch.tensor([score.members], dtype=torch.float64))
+    return {"members": list(score.members), "disagreement": float(apart)}

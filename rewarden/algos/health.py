@@ -4,12 +4,15 @@ Nothing here changes a number of the training. Limits are those that docs/metric
 round with the first one.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 from rewarden.algos.selection import Selection
 from rewarden.rollout.hf import Sampling
 from rewarden.runtime.ranks import Ranks
 from rewarden.types import ScoredRollout
+
+log = logging.getLogger(__name__)
 
 FIRST_KEYS = (
     "length/mean",
@@ -53,6 +56,15 @@ def first_facts(facts: Mapping[str, float]) -> dict[str, float]:
 def alarms(facts: Mapping[str, float], first: Mapping[str, float], sampling: Sampling, selection: Selection) -> dict[str, str]:
     """The signs of trouble in a round's facts: name -> sentence. `first` holds the first round's."""
     return dict(_alarms(facts, first, sampling, selection))
+
+
+def warn(found: Mapping[str, str], told: set[str], ranks: Ranks) -> int:
+    """Say each new sign of trouble once, on rank 0; returns how many there are."""
+    for name in [name for name in found if name not in told]:
+        told.add(name)
+        if ranks.is_main:
+            log.warning("%s", found[name])
+    return len(found)
 
 
 def _alarms(

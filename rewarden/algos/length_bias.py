@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from rewarden.maths import correlation, relative_gap
+
 SIMILAR = 0.1
 """Lengths within this share of the longer one are called similar."""
 
@@ -29,7 +31,7 @@ def length_facts(
     """
     preferred_B = torch.where(preferred_first_B, length_B2[:, 0], length_B2[:, 1])
     other_B = torch.where(preferred_first_B, length_B2[:, 1], length_B2[:, 0])
-    gap_B = (preferred_B - other_B) / torch.maximum(preferred_B, other_B).clamp(min=1)
+    gap_B = relative_gap(preferred_B, other_B)
     kinds = (gap_B < -SIMILAR, gap_B.abs() <= SIMILAR, gap_B > SIMILAR)
     facts = {
         "eval/score_length_correlation": correlation(score_B2.flatten(), length_B2.flatten()),
@@ -41,10 +43,3 @@ def length_facts(
             facts[f"eval/accuracy/{name}"] = float(right_B[chosen_B].mean())
             facts[f"eval/num_pairs/{name}"] = float(chosen_B.sum())
     return facts
-
-
-def correlation(x_N: Float[Tensor, " N"], y_N: Float[Tensor, " N"]) -> float:
-    """Pearson's correlation in float64; 0 where either has no spread."""
-    x_N, y_N = x_N.double() - x_N.double().mean(), y_N.double() - y_N.double().mean()
-    scale = float(x_N.norm() * y_N.norm())
-    return float(x_N @ y_N) / scale if scale > 0 else 0.0

@@ -10,6 +10,8 @@ from rewarden.errors import ConfigError
 from rewarden.maths import Moments
 from rewarden.models.load import read_card
 from rewarden.runtime.ranks import Ranks
+from rewarden.scoring.aggregate import Aggregate
+from rewarden.scoring.registry import resolve
 
 RewardNorm = Literal["none", "fixed", "running"]
 
@@ -17,9 +19,18 @@ RewardNorm = Literal["none", "fixed", "running"]
 def calibration(reward: Mapping[str, Any]) -> tuple[float, float]:
     """(mean, std) of a reward model's scores on its held-out texts, as its own evaluation left them in its card.
 
-    Errors: ConfigError for another kind of reward, or a reward model that was not evaluated.
+    They are of the members' mean as it is, so they fit no other aggregate.
+    Errors: ConfigError for another kind of reward or aggregate, or a reward model that was not evaluated.
     """
-    found = read_card(str(reward["path"])).get("evaluation", {}) if reward.get("kind") == "reward_model" else {}
+    reward = resolve(reward)
+    learned = reward.get("kind") == "reward_model"
+    found = read_card(str(reward["path"])).get("evaluation", {}) if learned else {}
+    aggregate = Aggregate.model_validate(reward.get("aggregate", {})) if learned else Aggregate()
+    if aggregate.rule != "mean" or aggregate.center not in ("auto", "none") or aggregate.scale:
+        raise ConfigError(
+            f"reward_norm is fixed, and the mean and std in {reward['path']!r} are of the mean of its members, not of their "
+            f"{aggregate}; set reward_moments: [mean, std], or use reward_norm: running"
+        )
     if not found.get("eval/score_std"):
         raise ConfigError(
             f"reward_norm is fixed, and {reward.get('path', reward.get('kind'))!r} brings no mean and std of its scores; set "

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from pydantic import Field
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -51,9 +52,11 @@ class BestWeights:
     def __init__(self, model: nn.Module) -> None:
         self.parameters = dict(trainable(model))
         self.kept: dict[str, Tensor] = {}
+        self.step: int | None = None
 
-    def take(self) -> None:
-        """Copy the parameters as they are now."""
+    def take(self, step: int) -> None:
+        """Copy the parameters as they are now, after `step` rounds."""
+        self.step = step
         self.kept = {name: p.detach().to("cpu", copy=True) for name, p in self.parameters.items()}
 
     @torch.no_grad()
@@ -64,8 +67,14 @@ class BestWeights:
 
     def save(self, folder: Path) -> None:
         """Write what is kept."""
-        save_file(self.kept, folder / "best.safetensors")
+        # An empty metadata table of an empty file is a header that safetensors itself cannot read.
+        metadata = None if self.step is None else {"step": str(self.step)}
+        save_file(self.kept, folder / "best.safetensors", metadata=metadata)
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote."""
-        self.kept = load_file(folder / "best.safetensors")
+        file = folder / "best.safetensors"
+        self.kept = load_file(file)
+        with safe_open(file, "pt") as opened:
+            step = (opened.metadata() or {}).get("step")
+        self.step = None if step is None else int(step)

@@ -17,6 +17,7 @@ from jaxtyping import Bool
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from rewarden.algos.closing import sft_closing
 from rewarden.algos.rows import EncodedRow, OnEmpty, Overlength, check_dropout, data_notes, encode_rows, template_notes, within
 from rewarden.data.batches import length_batches
 from rewarden.data.sources import Data, load_conversations
@@ -209,6 +210,7 @@ def build(cfg: SFT, ranks: Ranks) -> Job:
         parts={"policy": ModelPart(policy), "optimizer": optimizer},
         export=export,
         notes=notes,
+        closing=lambda state, report: sft_closing(report),
         restore_state=lambda raw: State(**raw),
         dump_state=asdict,
     )

@@ -5,21 +5,22 @@ Every row knows where it stands, so that an error in any later stage can name fi
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rewarden.data.hub import hub_rows, saved_rows
+from rewarden.data.hub import NotLoaded, hub_file, hub_file_names, hub_rows, saved_rows
 from rewarden.data.json_rows import Broken, Unreadable, json_array, json_lines, refuse
 from rewarden.errors import DataError
+from rewarden.hub import means_folder, neighbors
 from rewarden.spec import nearest
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("test", "testing"), "test"),
-    **dict.fromkeys(("validation", "valid", "val", "dev", "eval"), "validation"),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "eval", "evaluation"), "validation"),
 }
 VALUE = "value"
 """The column a row goes into when it is not an object: a bare string, or a list of turns."""
@@ -55,7 +56,8 @@ def read_rows(path: str | Path, *, split: str = "train", subset: str | None = No
     path: what exists on disk is read from disk; otherwise "owner/name" is a hub id.
     split: of a folder, the files whose name or subfolder says so (train, test, validation/valid/val/dev/eval, or the word
     itself); a folder whose files name no split is all "train". A single file is one split.
-    subset: the subfolder of a folder, the configuration of a hub data set.
+    subset: the subfolder of a folder, the configuration of a hub data set. Where a hub data set has a loader script, which is
+    not run, the configuration is read from the repository's file SUBSET.json or SUBSET/SPLIT.json (or .jsonl, .parquet, .gz).
     broken: called with each line, element or file that cannot be read; when it returns, the rows behind follow. The default
     raises what it is given.
 
@@ -82,11 +84,38 @@ def _rows(path: str, split: str, subset: str | None, noticed: Counter[str], brok
         if split != "train" and _canonical(split) not in _words(place.name) | {_canonical(place.parent.name)}:
             raise DataError(f"{path}: split={split!r}, but this is one file; give the file of that split, or leave split out")
         yield from _file_rows(place, path, place.name, noticed, broken)
-    elif _is_hub_id(path) and not (place.exists() or place.is_symlink()):
-        for where, name, fields in hub_rows(path, split, subset):
-            yield Row(where=where, name=name, fields=fields)
+    elif _is_hub_id(path) and not (place.exists() or place.is_symlink() or means_folder(path)):
+        try:
+            for where, name, fields in hub_rows(path, split, subset):
+                yield Row(where=where, name=name, fields=fields)
+        except NotLoaded as error:
+            files = [name for name in hub_file_names(path) if name.endswith(SUFFIXES)]
+            if not files:
+                raise
+            name = _hub_choice(path, files, split, subset, error)
+            yield from _file_rows(hub_file(path, name), f"{path}/{name}", f"{path}/{name}", noticed, broken)
     else:
         raise DataError(f"{path}: {_absence(place)}")
+
+
+def _hub_choice(path: str, files: Sequence[str], split: str, subset: str | None, error: NotLoaded) -> str:
+    """The file of a hub repository that holds a configuration, or one of its splits, by their names."""
+    stems = {name: next(name.removesuffix(end) for end in reversed(SUFFIXES) if name.endswith(end)) for name in files}
+    for name, stem in stems.items():
+        if subset is not None and stem == f"{subset}/{split}":
+            return name
+    alone = [name for name, stem in stems.items() if stem == subset]
+    if alone and (split == "train" or _canonical(split) in _words(alone[0])):
+        return alone[0]
+    splits = [stem.removeprefix(f"{subset}/") for stem in stems.values() if stem.startswith(f"{subset}/")]
+    if alone:
+        hint = f"{alone[0]} is one split; leave split out"
+    elif splits:
+        hint = f"subset {subset!r} has no file of split {split!r}; {nearest(split, splits)}"
+    else:
+        there = sorted({stem.split("/")[0] for stem in stems.values()})
+        hint = f"no file is named after subset {subset!r}; {nearest(str(subset), there)} (subset: NAME)"
+    raise DataError(f"{path}: read file by file, since the datasets library does not load it: {hint}") from error
 
 
 def _absence(place: Path) -> str:
@@ -95,9 +124,7 @@ def _absence(place: Path) -> str:
         return f"a link to {place.readlink()}, which does not exist; mend the link, or give another file"
     if place.exists():
         return "neither a file nor a folder (a pipe or a device); write the rows into a file"
-    siblings = [entry.name for entry in place.parent.iterdir()] if place.parent.is_dir() else []
-    hint = nearest(place.name, siblings) if siblings else f"folder {place.parent} does not exist either"
-    return f"no such file or folder; {hint}"
+    return f"no such file or folder; {neighbors(place)}"
 
 
 def _is_hub_id(path: str) -> bool:
@@ -108,7 +135,8 @@ def _subfolder(folder: Path, subset: str) -> Path:
     if (folder / subset).is_dir():
         return folder / subset
     there = [entry.name for entry in folder.iterdir() if entry.is_dir()]
-    raise DataError(f"{folder}: subset={subset!r} is no subfolder; {nearest(subset, there) if there else 'there are none'}")
+    hint = nearest(subset, there) if there else "there are none: write data.subset=null"
+    raise DataError(f"{folder}: subset={subset!r} is no subfolder; {hint}")
 
 
 def _canonical(split: str) -> str:

@@ -7,7 +7,7 @@ load_unpaired        single answers with a thumb up or down
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from rewarden.data.formats import FORMATS, FormatName, Target, choose
 from rewarden.data.formats.row import BadRow, Drop, Item, Notice
 from rewarden.data.read import Row, Rows, read_rows
 from rewarden.data.records import NAMED, Labeled, Loaded, Record, opening
-from rewarden.data.split import split_by_prompt
+from rewarden.data.split import split_by_fold, split_by_prompt
 from rewarden.errors import ConfigError, DataError
 from rewarden.spec import Spec
 from rewarden.types import Comparison, Conversation, Message
@@ -31,21 +31,27 @@ class Data(Spec):
     path: str = Field(min_length=1)
     """A .jsonl, .json or .parquet file (also .gz), a folder of them, or a data set on the hub ("Anthropic/hh-rlhf")."""
     format: Literal["auto"] | FormatName = "auto"
-    """How to read a row. auto: told from the first row; see the table of formats in the docs."""
+    """How to read a row. auto: told from the first row; docs/data.md has the table."""
     split: str = "train"
     """Split of a hub data set; of a folder, the files whose name says so."""
     subset: str | None = None
     """Configuration of a hub data set, or its folder where it has no such configuration; subfolder of a folder."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Column names to read by, and what the file calls them: {prompt: question}."""
+    skip_rows: int = Field(default=0, ge=0)
+    """Leave out this many records, the first in file order, counted after dropping; the rest of what `max_rows` took."""
     max_rows: int | None = Field(default=None, ge=1)
-    """At most this many records, the first in file order, counted after dropping. null: all."""
+    """At most this many records, the first in file order after those skipped, counted after dropping. null: all."""
     holdout_prompts: int = Field(default=0, ge=0)
     """Number of first prompts to hold out, with all their rows. 0: none."""
+    folds: int = Field(default=0, ge=0)
+    """Number of folds the first prompts are dealt into, each with all its rows, as in cross-validation. 0: none."""
+    fold: int | None = Field(default=None, ge=0)
+    """Which fold is held out, from 0; it takes the place of `holdout_prompts`."""
     part: Literal["all", "train", "heldout"] = "all"
     """Which side of the hold-out to use."""
     split_seed: int = 0
-    """Chooses the first prompts that are held out."""
+    """Chooses the first prompts that are held out, or how they are dealt into folds."""
     on_bad_row: Literal["error", "drop"] = "error"
     """What to do with a row that does not have the form of its format. Known irregularities are dropped and counted anyway."""
     drop_last_assistant: bool = False
@@ -88,26 +94,53 @@ def load_unpaired(data: Data) -> Loaded[Labeled]:
 
 
 def _load(data: Data, target: Target) -> Loaded[Any]:
-    if data.part != "all" and data.holdout_prompts == 0:
-        raise ConfigError(f"data: part is {data.part!r} but holdout_prompts is 0; hold out at least 1, or use part: all")
+    _check_hold_out(data)
     rows = read_rows(data.path, split=data.split, subset=data.subset)
     items = _unique_ids(_items(data, rows, target))
-    records, dropped, noticed, places = _gather(items, data.max_rows if data.part == "all" else None)
+    last = None if data.max_rows is None else data.skip_rows + data.max_rows
+    records, dropped, noticed, places = _gather(items, last if data.part == "all" else None)
     noticed += rows.noticed
     total = len(records) + sum(dropped.values())
     if data.part != "all":
-        try:
-            parts = split_by_prompt(records, num_heldout=data.holdout_prompts, seed=data.split_seed)
-        except DataError as error:
-            raise DataError(f"{data.path}: holdout_prompts: {error}") from error
-        wanted = parts[data.part == "heldout"]
+        wanted = _parts(data, records)[data.part == "heldout"]
         dropped["in_the_other_part"] += len(records) - len(wanted)
-        records = list(wanted[: data.max_rows])
+        records = list(wanted[:last])
         dropped["beyond_max_rows"] += len(wanted) - len(records)
+    dropped["skipped_rows"] += min(data.skip_rows, len(records))
+    records = records[data.skip_rows :]
     loaded = Loaded(rows=tuple(records), dropped=dict(+dropped), noticed=dict(+noticed), total=total, places=places)
     if not records:
         raise DataError(f"{data.path}: no {target} are left ({loaded.summary()}); check the file and `format`")
     return loaded
+
+
+def _check_hold_out(data: Data) -> None:
+    """Errors: ConfigError for a part of nothing, or of two hold-outs at once."""
+    if data.folds and data.holdout_prompts:
+        raise ConfigError(
+            f"data: folds is {data.folds} and holdout_prompts is {data.holdout_prompts}; a fold is a hold-out: set one of them"
+        )
+    if data.fold is not None and data.fold >= data.folds:
+        raise ConfigError(f"data: fold is {data.fold} and folds is {data.folds}; folds count from 0: use a fold below folds")
+    if data.folds == 1:
+        raise ConfigError("data: folds is 1, so one fold holds all rows; use 2 or more, or 0 for none")
+    if data.part == "all":
+        if data.fold is not None:
+            raise ConfigError(f"data: fold is {data.fold} and part is 'all'; choose part: train (the others) or heldout (it)")
+    elif data.folds and data.fold is None:
+        raise ConfigError(f"data: part is {data.part!r} of {data.folds} folds, and fold is null; say which, from 0")
+    elif not data.folds and not data.holdout_prompts:
+        raise ConfigError(f"data: part is {data.part!r} but holdout_prompts is 0; hold out at least 1, or use part: all")
+
+
+def _parts(data: Data, records: Sequence[Record]) -> tuple[tuple[Record, ...], tuple[Record, ...]]:
+    """(train, held out)."""
+    if data.fold is not None:
+        return split_by_fold(records, fold=data.fold, folds=data.folds, seed=data.split_seed)
+    try:
+        return split_by_prompt(records, num_heldout=data.holdout_prompts, seed=data.split_seed)
+    except DataError as error:
+        raise DataError(f"{data.path}: holdout_prompts: {error}") from error
 
 
 def _gather(
@@ -147,7 +180,7 @@ def _items(data: Data, rows: Rows, target: Target) -> Iterator[Item]:
                 raise DataError(f"{error} [{how}; on_bad_row: drop leaves such rows out]") from error
             items = [Drop(error.reason)]
         if format.once and target in ("conversations", "prompts"):
-            items = [_first_time(item, format.once, seen) for item in items]
+            items = [first_time(item, format.once, seen) for item in items]
         yield from (replace(item, where=row.where) if isinstance(item, Drop) else item for item in items)
 
 
@@ -190,7 +223,8 @@ def _ending_with_user(item: Item, row: Row, drop_last: bool) -> list[Item]:
     return [Notice("last_assistant_turn_dropped"), replace(item, messages=item.messages[:-1])]
 
 
-def _first_time(item: Item, key: Callable[[tuple[Message, ...]], Hashable], seen: set[Hashable]) -> Item:
+def first_time(item: Item, key: Callable[[tuple[Message, ...]], Hashable], seen: set[Hashable]) -> Item:
+    """The item, or a drop in its place when the `key` of its opening is among those `seen`, to which it is added."""
     if isinstance(item, Drop | Notice):
         return item
     value = key(opening(item))

@@ -1,4 +1,4 @@
-"""Held-out prompts: rows are divided by what the user first said, so that no opening is on both sides."""
+"""Held-out prompts and folds: rows are divided by what the user first said, so that no opening is on both sides."""
 
 import hashlib
 import unicodedata
@@ -41,6 +41,20 @@ def split_by_prompt(rows: Sequence[R], *, num_heldout: int, seed: int) -> tuple[
     return (
         tuple(row for row, key in zip(rows, keys, strict=True) if key not in heldout),
         tuple(row for row, key in zip(rows, keys, strict=True) if key in heldout),
+    )
+
+
+def fold_of(messages: Sequence[Message], *, folds: int, seed: int) -> int:
+    """The fold of a dialogue, from 0: a function of its first prompt and the seed, whatever other rows there are."""
+    return int.from_bytes(_rank(first_prompt(messages), seed), "big") % folds
+
+
+def split_by_fold(rows: Sequence[R], *, fold: int, folds: int, seed: int) -> tuple[tuple[R, ...], tuple[R, ...]]:
+    """(the other folds, this fold), both in the order given."""
+    inside = [fold_of(opening(row), folds=folds, seed=seed) == fold for row in rows]
+    return (
+        tuple(row for row, held in zip(rows, inside, strict=True) if not held),
+        tuple(row for row, held in zip(rows, inside, strict=True) if held),
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rewarden.data.read import VALUE, Row, read_rows
-from rewarden.errors import DataError
+from rewarden.errors import DataError, shortened
 from rewarden.runtime.disk import write_atomic, writing
 
 TIES = (0, 1.5)
@@ -167,8 +167,7 @@ def _preference(row: Row) -> float | None:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shortened(repr(value), 60)
 
 
 def _columns(row: ModelOutput | Annotation, names: tuple[str, ...]) -> dict[str, Any]:

@@ -17,9 +17,10 @@ from rewarden.data.records import Loaded
 from rewarden.data.sources import Data, load_prompts
 from rewarden.errors import ConfigError, DataError
 from rewarden.maths import bootstrap_interval, standard_error
+from rewarden.models.folder import read_card
 from rewarden.models.forward import sequence_logp
 from rewarden.models.load import Model, load_policy, load_tokenizer, same_ids, template_of
-from rewarden.models.source import load_config
+from rewarden.models.source import load_config, num_positions
 from rewarden.rollout.hf import HFSampler, Sampling
 from rewarden.rollout.play import DialoguePlayer
 from rewarden.rollout.users import WorldUser
@@ -48,6 +49,8 @@ class Compare(Spec):
     """A built-in world: adds gold of the trained turn's prefix, gold at the last turn, and the share of malformed turns."""
     sampling: Sampling = Sampling(max_completion_length=60)
     """How both policies speak."""
+    max_prompt_length: int | None = Field(None, ge=1)
+    """Longer prompts are left out and counted, as in the training that is compared; None: as long as the models allow."""
     num_examples: int = Field(3, ge=0)
     """Dialogues shown before and after, the first prompts in file order."""
     confidence: float = Field(0.95, gt=0, lt=1)
@@ -69,7 +72,8 @@ class Compare(Spec):
         """Write comparison.json, comparison.md and examples.md; return the means and differences."""
         before, after, rows_before, rows_after, read = measure_both(self)
         table = paired_table(rows_before, rows_after, confidence=self.confidence, seed=self.seed)
-        text = markdown(table, num_prompts=len(rows_before), confidence=self.confidence, read=read.summary())
+        note = unchanged_note(before, after, rows_after, self.after)
+        text = markdown(table, num_prompts=len(rows_before), confidence=self.confidence, read=read.summary(), note=note)
         examples = example_text(before, after, rows_before, rows_after, self.num_examples)
         (folder / "comparison.json").write_text(json.dumps([row.__dict__ for row in table], indent=2), encoding="utf-8")
         (folder / "comparison.md").write_text(text, encoding="utf-8")
@@ -131,7 +135,7 @@ def measure_both(cfg: Compare) -> tuple[list[Rollout], list[Rollout], Rows, Rows
 
 
 def fitting(cfg: Compare) -> Loaded[Conversation]:
-    """The prompts that leave both policies room for an answer; the others are dropped and counted.
+    """The prompts within `max_prompt_length` that leave both policies room for an answer; the others are dropped and counted.
 
     Errors: ConfigError when the policies have different tokenizers: neither could then tell how likely the other's tokens are.
     DataError when fewer than two prompts are left.
@@ -142,17 +146,11 @@ def fitting(cfg: Compare) -> Loaded[Conversation]:
         names = f"{cfg.before.model_name_or_path} and {cfg.after.model_name_or_path}"
         raise ConfigError(f"{names} have different tokenizers; compare policies of one family")
     templates = [load_template(t, template_of(spec)) for t, spec in zip(tokenizers, (cfg.before, cfg.after), strict=True)]
-    limits = [
-        getattr(load_config(spec).get_text_config(), "max_position_embeddings", None) or math.inf
-        for spec in (cfg.before, cfg.after)
-    ]
-    rows = tuple(
-        prompt
-        for prompt in read.rows
-        if all(len(t.start(prompt).token_ids) < limit for t, limit in zip(templates, limits, strict=True))
-    )
+    rooms = [(num_positions(load_config(spec)) or math.inf) - 1 for spec in (cfg.before, cfg.after)]
+    most = min(*rooms, cfg.max_prompt_length or math.inf)
+    rows = tuple(prompt for prompt in read.rows if all(len(t.start(prompt).token_ids) <= most for t in templates))
     if long := len(read.rows) - len(rows):
-        reason = f"longer_than_{min(limits) - 1:.0f}_tokens"
+        reason = f"longer_than_{most:.0f}_tokens"
         read = replace(read, rows=rows, dropped={**read.dropped, reason: long})
     if len(rows) < 2:
         raise DataError(
@@ -198,6 +196,19 @@ def _world_facts(world: TripDesk, rollout: Rollout) -> tuple[TurnFacts, ...]:
         return world.turn_facts(dialogue.messages, frozenset(dialogue.meta.get("truncated", ())))
     except DataError as error:
         raise DataError(f"{where_of(dialogue)}: {error}") from error
+
+
+def unchanged_note(before: Sequence[Rollout], after: Sequence[Rollout], rows: Rows, policy: Model) -> str:
+    """A line for people where `after` answers as `before`, token for token and with the same probabilities (KL 0); else "".
+
+    The card of the policy says whether its training exported the policy before training.
+    """
+    alike = all(b.token_ids == a.token_ids for b, a in zip(before, after, strict=True)) and all(r["kl"] == 0.0 for r in rows)
+    if not alike:
+        return ""
+    untrained = read_card(policy.model_name_or_path).get("exported_step") == 0
+    cause = " (training exported round 0, the policy before training: nothing beat it)" if untrained else ""
+    return f"**Before and after are the same policy{cause}**: they give the same answers with the same probabilities."
 
 
 def _trained_turn(opened: Rollout) -> int:
@@ -281,9 +292,10 @@ MEANING = {
 }
 
 
-def markdown(table: Sequence[PairedRow], *, num_prompts: int, confidence: float, read: str) -> str:
-    """The table as text people can read; read: what became of the rows of the data."""
+def markdown(table: Sequence[PairedRow], *, num_prompts: int, confidence: float, read: str, note: str = "") -> str:
+    """The table as text people can read; read: what became of the rows of the data; note: a paragraph in front."""
     lines = [
+        *([note, ""] if note else []),
         f"Paired over {num_prompts} held-out prompts ({read}), the same sampling seeds for both policies; "
         f"intervals are {confidence:.0%} bootstrap.",
         "",

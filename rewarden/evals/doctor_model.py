@@ -10,9 +10,9 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from rewarden.errors import ConfigError
 from rewarden.evals.doctor_findings import Findings
-from rewarden.models.folder import find, is_adapter, read_object, tensor_shapes, weight_files
+from rewarden.models.folder import INPUT_EMBEDDINGS, find, is_adapter, read_object, tensor_shapes, weight_files
 from rewarden.models.load import Model, open_tokenizer, template_of, tokens_beyond
-from rewarden.models.source import base_model, load_config, locate
+from rewarden.models.source import base_model, load_config, locate, num_positions
 from rewarden.text.chat import PROBE
 from rewarden.text.layout import UnusableTemplate
 from rewarden.text.probe import THINKS
@@ -20,7 +20,7 @@ from rewarden.text.render import Template, load_template
 from rewarden.types import Conversation
 
 SOURCE = "model"
-EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|lm_head|embed_out)\.weight$")
+EMBEDDING = re.compile(rf"(?:^|\.)(?:{'|'.join(INPUT_EMBEDDINGS)}|lm_head|embed_out)\.weight$")
 """How input and output embeddings are named."""
 
 
@@ -73,7 +73,7 @@ def open_model(model: Model, findings: Findings) -> Opened:
         kind=kind,
         tokenizer=tokenizer,
         vocabulary=text.vocab_size,
-        positions=getattr(text, "max_position_embeddings", None),
+        positions=num_positions(config),
         embeddings=embeddings,
         template=template,
         generates=generates,

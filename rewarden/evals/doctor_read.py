@@ -9,8 +9,8 @@ from rewarden.data.formats import FORMATS, Target
 from rewarden.data.formats.row import BadRow, Drop, Item, Notice
 from rewarden.data.json_rows import Unreadable
 from rewarden.data.read import Row, read_rows
-from rewarden.data.records import Record, opening
-from rewarden.data.sources import Data, renamed, row_items
+from rewarden.data.records import Record
+from rewarden.data.sources import Data, first_time, renamed, row_items
 from rewarden.errors import DataError
 from rewarden.evals.doctor_findings import Findings
 from rewarden.evals.doctor_types import RowType, agreed, for_target, row_type
@@ -146,12 +146,10 @@ def _noticed(
         findings.add(source.name, what, row.where)
     once = FORMATS[kind.format].once if kind.target in ("conversations", "prompts") else None
     for item in items:
+        if once:
+            item = first_time(item, once, seen)
         if isinstance(item, Notice):
             continue
-        if once and not isinstance(item, Drop):
-            key = once(opening(item))
-            item = Drop("repeated_user_turns") if key in seen else item
-            seen.add(key)
         if isinstance(item, Drop):
             source.left_out[item.reason] += 1
             if not any(what == item.reason or what.endswith(f"_{item.reason}") for what in notices):

@@ -13,6 +13,7 @@ from rewarden.evals.doctor_model import Opened
 from rewarden.evals.doctor_preview import Preview, Segment
 from rewarden.evals.doctor_rows import spread
 from rewarden.evals.doctor_tokens import TokenFacts
+from rewarden.text.printable import printable
 
 SCHEMA = 1
 """Raised when a key of the JSON changes its meaning or goes; new keys may come without it."""
@@ -190,7 +191,7 @@ def _preview_lines(preview: Preview, *, color: bool) -> Iterator[Text]:
     yield Text(f"{preview.where}{side}: {preview.num_learned:,} of {preview.num_tokens:,} tokens are learned", style="bold")
     line = Text()
     for (learned, cut), run in groupby(preview.segments, key=lambda segment: (segment.learned, segment.cut)):
-        stretch = Text.assemble(*((_printable(segment.text), _style(segment)) for segment in run))
+        stretch = Text.assemble(*((printable(segment.text), _style(segment)) for segment in run))
         if not learned and len(stretch) > CLIPPED:
             left = f" [... {len(stretch) - CLIPPED:,} more characters ...] "
             stretch = Text.assemble(stretch[: CLIPPED // 2], left, stretch[-CLIPPED // 2 :])
@@ -204,10 +205,6 @@ def _preview_lines(preview: Preview, *, color: bool) -> Iterator[Text]:
 def _style(segment: Segment) -> str:
     shade = "red strike" if segment.cut else "green" if segment.learned else "dim"
     return f"bold {shade}" if segment.special and not segment.cut else shade
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def _finding_lines(diagnosis: Diagnosis) -> Iterator[Text]:

@@ -11,8 +11,8 @@ import torch
 
 from rewarden.errors import DataError
 from rewarden.evals.alpaca_eval_set import instruction_number
+from rewarden.hub import neighbors
 from rewarden.maths.length_control import Regularizer
-from rewarden.spec import nearest
 
 DIFFICULTIES = "instruction_difficulty*.csv"
 REGULARIZER = "df_gamed*.csv"
@@ -47,9 +47,7 @@ def read_reference(folder: str | Path) -> LengthReference:
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
-        there = [entry.name for entry in folder.parent.iterdir()] if folder.parent.is_dir() else []
-        hint = nearest(folder.name, there) if there else f"folder {folder.parent} does not exist either"
-        raise DataError(f"{folder}: no such folder of length-control tables; {hint}")
+        raise DataError(f"{folder}: no such folder of length-control tables; {neighbors(folder)}")
     files = {pattern: _only(folder, pattern) for pattern in (DIFFICULTIES, REGULARIZER)}
     missing = tuple(pattern for pattern, file in files.items() if file is None)
     if len(missing) == 2:

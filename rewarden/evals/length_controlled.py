@@ -193,6 +193,12 @@ def _numbers(rows: Sequence[Annotation], reference: LengthReference, join: Join,
                 "rows are joined with difficulties by position, but are not AlpacaEval's instructions in AlpacaEval's order: "
                 "the length-controlled win rate is of difficulties that belong to other instructions"
             )
+        elif shifted := [i for i, number in enumerate(order) if number != i]:
+            warnings.append(
+                f"{len(rows)} of {len(difficulty)} instructions are there, joined by position as on the leaderboard: "
+                f"{len(shifted)} rows, from {rows[shifted[0]].where or f'row {shifted[0]}'} on, get the difficulty of another "
+                "instruction; leave out --match-leaderboard to join by instruction"
+            )
         return list(range(len(rows)))
     numbers = [reference.number(row.instruction) for row in rows]
     unknown = [i for i, number in enumerate(numbers) if number is None]

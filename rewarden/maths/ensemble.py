@@ -6,6 +6,7 @@ first where they may differ in it. With one member every rule returns its score.
 
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from rewarden.maths.precision import Real, at_least_float32
 
@@ -87,3 +88,16 @@ def soft_worst_case(score_BK: Float[Tensor, "*B K"], *, temperature: Real) -> Fl
 def disagreement(score_BK: Float[Tensor, "*B K"]) -> Float[Tensor, "*B"]:
     """How far the members are apart: their population standard deviation, 0 for one member."""
     return _members(score_BK).std(dim=-1, correction=0)
+
+
+def mixture_logit(difference_BK: Float[Tensor, "*B K"]) -> Float[Tensor, "*B"]:
+    """Log-odds of the members' mean probability that the first of two answers is better.
+
+        logit(mean_k sigmoid(difference_k))
+
+    `sigmoid(mean(difference_BK))` is another probability: the mixture is nearer to one half where members disagree. Computed
+    from log-probabilities, so that sure members do not round to 0 or 1. A linear opinion pool (Stone 1961).
+    """
+    difference = _members(difference_BK)
+    sides = [logsigmoid(sign * difference).logsumexp(dim=-1) for sign in (1, -1)]
+    return sides[0] - sides[1]

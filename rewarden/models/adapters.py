@@ -103,11 +103,12 @@ def add_lora(
     target_modules: Literal["all-linear"] | Sequence[str],
     num_layers: int | None,
     seed: int,
+    name: str = "default",
 ) -> PeftModel:
     """LoRA around linear layers of the trunk; a scalar head trains in full and is saved with the adapter.
 
     Hu et al. 2021 (arXiv:2106.09685): W' = W + alpha/r * B A with B = 0, so the new model computes exactly what the old
-    one did. `num_layers` restricts it to the top decoder layers. A is drawn from `seed`.
+    one did. `num_layers` restricts it to the top decoder layers. A is drawn from `seed`. `name` is PEFT's name for it.
 
     Errors: ConfigError for a target that names no linear layer of the trunk, or for more layers than there are.
     """
@@ -124,7 +125,27 @@ def add_lora(
     )
     with quiet(), torch.random.fork_rng():
         torch.manual_seed(seeded("lora", seed))
-        return get_peft_model(model, config)
+        return get_peft_model(model, config, adapter_name=name)
+
+
+def add_another(model: PeftModel, *, seed: int, name: str) -> None:
+    """One more adapter of the same kind beside those of `model`, drawn from `seed` as `add_lora` draws the first."""
+    config = copy.deepcopy(next(iter(model.peft_config.values())))
+    with quiet(), torch.random.fork_rng():
+        torch.manual_seed(seeded("lora", seed))
+        model.add_adapter(name, config)
+
+
+def select_adapter(model: PeftModel, name: str, *, trains: bool) -> None:
+    """Make `name` the adapter in use, with its own trained copies (the scalar head); it alone requires gradients, if any."""
+    model.set_adapter(name, inference_mode=not trains)
+
+
+def lowest_adapted(model: nn.Module) -> int:
+    """The lowest decoder layer with an adapter; the depth when none has one."""
+    layers = decoder_layers(model)
+    adapted = [any(isinstance(module, BaseTunerLayer) for module in layer.modules()) for layer in layers]
+    return adapted.index(True) if True in adapted else len(layers)
 
 
 def _targets(

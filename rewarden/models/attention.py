@@ -30,9 +30,7 @@ log = logging.getLogger(__name__)
 NAME = "rewarden_packed"
 """Name of the attention function in the registries of transformers; set on a model only while `run_trunk` runs."""
 
-# What models hand to every attention function and what changes nothing here: windows are read from the mask instead, which is
-# what transformers' own default functions obey.
-_WITHOUT_EFFECT = frozenset(
+WITHOUT_EFFECT = frozenset(
     {
         "sliding_window",
         "position_ids",
@@ -43,6 +41,8 @@ _WITHOUT_EFFECT = frozenset(
         "cache_position",
     }
 )
+"""What models hand to every attention function and what changes nothing in ours: windows are read from the mask instead, which
+is what transformers' own default functions obey."""
 
 
 class CannotPack(Exception):
@@ -79,17 +79,26 @@ def run_trunk(trunk: PreTrainedModel, layout: Layout, ids_RT: Int[Tensor, "R T"]
 @contextmanager
 def _attending(trunk: nn.Module, packing: _Packing) -> Iterator[None]:
     """Our attention function and these sequences inside; afterwards every config is as it was."""
-    configs = configs_of(trunk)
-    kept = [config._attn_implementation_internal for config in configs]
     token = _current.set(packing)
     try:
+        with attending_by(trunk, NAME):
+            yield
+    finally:
+        _current.reset(token)
+
+
+@contextmanager
+def attending_by(model: nn.Module, name: str) -> Iterator[None]:
+    """The registered attention function of this name inside; afterwards every config is as it was."""
+    configs = configs_of(model)
+    kept = [config._attn_implementation_internal for config in configs]
+    try:
         for config in configs:
-            config._attn_implementation_internal = NAME
+            config._attn_implementation_internal = name
         yield
     finally:
-        for config, name in zip(configs, kept, strict=True):
-            config._attn_implementation_internal = name
-        _current.reset(token)
+        for config, before in zip(configs, kept, strict=True):
+            config._attn_implementation_internal = before
 
 
 @contextmanager
@@ -153,7 +162,7 @@ def attend(
     Errors: CannotPack for anything else a model asks of its attention.
     """
     packing = _current.get()
-    unknown = sorted(name for name, given in kwargs.items() if given is not None and name not in _WITHOUT_EFFECT)
+    unknown = sorted(name for name, given in kwargs.items() if given is not None and name not in WITHOUT_EFFECT)
     if packing is None or query.shape[0] != 1 or not query.shape[2] == key.shape[2] == sum(packing.lengths):
         raise CannotPack(f"attention of {tuple(query.shape)} to {tuple(key.shape)} is not that of one packed row")
     if unknown or not (getattr(module, "is_causal", True) if is_causal is None else is_causal):

@@ -11,9 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,10 +20,10 @@ from torch import Tensor, nn
 from transformers import __version__ as transformers_version
 
 from rewarden.errors import ConfigError, DataError
-from rewarden.models.attention import run_trunk
+from rewarden.models.cut import above, below, can_cut, evaluating
 from rewarden.models.forward import check_lengths
 from rewarden.models.layout import MAX_TOKENS, Layout, length_buckets
-from rewarden.models.trunk import decoder_layers, distance, final_hidden, final_norm, trunk_of
+from rewarden.models.trunk import decoder_layers, final_hidden, final_norm, trunk_of
 from rewarden.types import TokenBatch
 
 FORMAT = 1
@@ -35,50 +33,6 @@ FORMAT = 1
 _INERT = frozenset(
     {"_name_or_path", "architectures", "dtype", "id2label", "label2id", "pad_token_id", "problem_type", "transformers_version"}
 )
-
-
-class _PassOn(nn.Module):
-    """Stands in for a decoder layer that need not run."""
-
-    def forward(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
-        return hidden_states
-
-
-class _Inject(nn.Module):
-    """Stands in for the layer below the lowest trainable one: its output is the cached activations."""
-
-    def __init__(self, hidden_BTD: Tensor) -> None:
-        super().__init__()
-        self.hidden_BTD = hidden_BTD
-
-    def forward(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
-        return self.hidden_BTD
-
-
-@contextmanager
-def _replaced(layers: nn.ModuleList, stand_ins: dict[int, nn.Module]) -> Iterator[None]:
-    """Some layers swapped for others inside the block."""
-    kept = {index: layers[index] for index in stand_ins}
-    try:
-        for index, module in stand_ins.items():
-            layers[index] = module
-        yield
-    finally:
-        for index, module in kept.items():
-            layers[index] = module
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode inside: cached activations must not carry a dropout draw."""
-    training = [module for module in model.modules() if module.training]
-    try:
-        for module in training:
-            module.training = False
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 class FeatureCache:
@@ -106,7 +60,10 @@ class FeatureCache:
         self._stamp = self._versions()
         self.weights = self._fingerprint()
         self.folder = (default_folder() if folder is None else Path(folder)) / self.weights[:32]
-        self._check_cut()
+        if not self.last_only and not can_cut(model, self.level):
+            raise ConfigError(
+                f"{type(trunk_of(model)).__name__} cannot be cut between two layers; turn cached features off for it"
+            )
 
     def last_hidden(self, model: nn.Module, tokens: TokenBatch) -> Tensor:
         """The final hidden state [B, D] at each row's last token, when nothing in the trunk trains.
@@ -127,7 +84,7 @@ class FeatureCache:
 
         def run(layout: Layout) -> Tensor:
             cached = [entries[row].to(ids_BT.device) for row in layout.row_b.tolist()]
-            return self._upper(layout, layout.arrange(ids_BT), layout.join(cached))
+            return above(self.model, self.level, layout, layout.arrange(ids_BT), layout.join(cached))
 
         return run
 
@@ -137,44 +94,14 @@ class FeatureCache:
         if self._versions() != self._stamp or _lowest_trainable(model) != (self.level, self.last_only):
             raise DataError("frozen weights, or what trains, changed since the feature cache was made; make a new FeatureCache")
 
-    def _upper(self, layout: Layout, ids_RT: Tensor, hidden_RTD: Tensor) -> Tensor:
-        """The trainable layers on cached activations; the ids only give shapes and positions."""
-        stand_ins: dict[int, nn.Module] = {index: _PassOn() for index in range(self.level - 1)}
-        with _replaced(decoder_layers(self.model), {**stand_ins, self.level - 1: _Inject(hidden_RTD)}):
-            return run_trunk(trunk_of(self.model), layout, ids_RT)
-
     @torch.no_grad()
     def _lower(self, ids_BT: Tensor) -> Tensor:
         """What leaves the highest frozen layer, or the final hidden states when the whole trunk is frozen."""
-        layers, trunk = decoder_layers(self.model), trunk_of(self.model)
-        with _evaluating(self.model):
+        trunk = trunk_of(self.model)
+        with evaluating(self.model):
             if self.last_only:
                 return final_hidden(trunk, ids_BT)
-            seen: list[Tensor] = []
-            hook = layers[self.level - 1].register_forward_hook(lambda module, args, output: seen.append(output))
-            try:
-                with _replaced(layers, {index: _PassOn() for index in range(self.level, len(layers))}):
-                    final_hidden(trunk, ids_BT)
-            finally:
-                hook.remove()
-        return seen[0]
-
-    @torch.no_grad()
-    def _check_cut(self) -> None:
-        """Cutting between two layers must change nothing; some architectures pass more than hidden states along."""
-        if self.last_only:
-            return
-        embeddings: Any = trunk_of(self.model).get_input_embeddings()
-        ids_BT = torch.tensor([[1, 2, 3, 0]], device=embeddings.weight.device) % embeddings.num_embeddings
-        with _evaluating(self.model):
-            whole_BTD = final_hidden(trunk_of(self.model), ids_BT)
-            lower_BTD = self._lower(ids_BT)
-            alone = Layout.of([0], [ids_BT.shape[1]], ids_BT.device, packed=False)
-            fits = isinstance(lower_BTD, Tensor) and distance(self._upper(alone, ids_BT, lower_BTD), whole_BTD) <= 1e-3
-        if not fits:
-            raise ConfigError(
-                f"{type(trunk_of(self.model)).__name__} cannot be cut between two layers; turn cached features off for it"
-            )
+            return below(self.model, self.level, lambda: final_hidden(trunk, ids_BT))
 
     def _frozen(self) -> Iterator[tuple[str, Tensor]]:
         """Names and values of everything the cached activations depend on."""

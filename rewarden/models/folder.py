@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
 from transformers.utils import cached_file, logging
 
 from rewarden.errors import ConfigError
+from rewarden.hub import cannot_reach, means_folder, no_folder, unreachable
 
 CARD = "rewarden.json"
+ENSEMBLE = "ensemble.json"
 FULL = "model.safetensors"
 ADAPTER = "adapter_model.safetensors"
+INPUT_EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings", "tok_embeddings")
+"""How the table of input embeddings is called, of which `.weight` has a row per token."""
 PICKLES = {FULL: ("pytorch_model.bin", "pytorch_model.bin.index.json"), ADAPTER: ("adapter_model.bin",)}
 
 
@@ -41,21 +46,28 @@ def quiet() -> Iterator[None]:
 def find(path: str, name: str, revision: str | None = None) -> Path | None:
     """The file `name` of a folder or hub id, or None if the checkpoint has none.
 
-    Errors: ConfigError when `path` is neither a folder nor a reachable or cached hub id.
+    Errors: ConfigError when `path` is neither a folder nor a hub id, or the hub is out of reach and its files are not here.
     """
     if Path(path).is_dir():
         file = Path(path) / name
         return file if file.exists() else None
     if Path(path).exists():
         raise ConfigError(f"{path} is a file; give a folder, a hub id, or a .gguf file")
+    if means_folder(path):
+        raise ConfigError(no_folder(path))
     found = _hub_file(path, name, revision)
     if found is None and not any(_hub_file(path, known, revision) for known in ("config.json", "adapter_config.json")):
+        if why := unreachable():
+            raise ConfigError(cannot_reach(path, why))
         raise ConfigError(f"{path!r} is not a folder, and the hub has no such model, or it is not in the local cache; check it")
     return found
 
 
 def _hub_file(path: str, name: str, revision: str | None) -> Path | None:
     try:
+        if unreachable():
+            cached = try_to_load_from_cache(path, name, revision=revision)
+            return Path(cached) if isinstance(cached, str) else None
         with quiet():
             found = cached_file(path, name, revision=revision, _raise_exceptions_for_missing_entries=False)
     except (OSError, ValueError) as error:
@@ -89,11 +101,21 @@ def is_adapter(path: str, revision: str | None = None) -> bool:
     return find(path, "adapter_config.json", revision) is not None and find(path, "config.json", revision) is None
 
 
+def refuse_ensemble(path: str) -> None:
+    """ConfigError for the folder of several models: which of them is meant?"""
+    if (Path(path) / ENSEMBLE).is_file():
+        raise ConfigError(
+            f"{path} is an ensemble of several models, and one is needed here; give one of its folders, such as "
+            f"{Path(path) / 'member_0'}"
+        )
+
+
 def weight_files(path: str, name: str = FULL, revision: str | None = None) -> list[Path]:
     """The safetensors files of a checkpoint, all shards.
 
     Errors: ConfigError for a missing shard, pickles only, or no weights at all.
     """
+    refuse_ensemble(path)
     if (Path(path) / "diff.json").is_file():
         raise ConfigError(f"{path} is a weight diff, not a model; recover it first: rewarden diff recover RAW {path} OUT")
     single = find(path, name, revision)
@@ -101,14 +123,7 @@ def weight_files(path: str, name: str = FULL, revision: str | None = None) -> li
         return [single]
     index = find(path, f"{name}.index.json", revision)
     if index is not None:
-        weight_map = read_object(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ConfigError(f"{index} has no weight_map; copy it again from where the shards came from")
-        shards = sorted(set(map(str, weight_map.values())))
-        found = {shard: find(path, shard, revision) for shard in shards}
-        if missing := [shard for shard, file in found.items() if file is None]:
-            raise ConfigError(f"{path}: {index.name} names {', '.join(missing)}, not there; copy the missing shards")
-        return [file for file in found.values() if file is not None]
+        return indexed_files(path, index, revision)[1]
     for pickle in PICKLES[name]:
         if find(path, pickle, revision) is not None:
             raise ConfigError(
@@ -116,6 +131,21 @@ def weight_files(path: str, name: str = FULL, revision: str | None = None) -> li
                 "trust it, convert it once with transformers or peft: from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
             )
     raise ConfigError(f"{path} holds no {name}; give a folder that save_pretrained or save_model wrote")
+
+
+def indexed_files(path: str, index: Path, revision: str | None = None) -> tuple[dict[str, str], list[Path]]:
+    """What the index of a checkpoint in several files says: tensor name -> file name, and the files, sorted by name.
+
+    Errors: ConfigError for a damaged index or a missing shard.
+    """
+    weight_map = read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ConfigError(f"{index} has no weight_map; copy it again from where the shards came from")
+    names = {key: str(shard) for key, shard in weight_map.items()}
+    found = {shard: find(path, shard, revision) for shard in sorted(set(names.values()))}
+    if missing := [shard for shard, file in found.items() if file is None]:
+        raise ConfigError(f"{path}: {index.name} names {', '.join(missing)}, not there; copy the missing shards")
+    return names, [file for file in found.values() if file is not None]
 
 
 def tensor_shapes(files: list[Path]) -> dict[str, tuple[int, ...]]:

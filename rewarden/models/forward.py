@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from rewarden.errors import DataError
 from rewarden.maths import chunked_token_logp, token_entropy, token_logp
 from rewarden.models.attention import CannotPack, run_trunk
+from rewarden.models.cut import above, below
 from rewarden.models.layout import MAX_TOKENS, Layout, length_buckets, token_chunks
 from rewarden.models.packable import packs
 from rewarden.models.trunk import apply_score, output_projection, position_limit, score_head, trunk_of
@@ -194,8 +195,7 @@ def sequence_scores(
 
     Errors: DataError for a row without a token.
     """
-    if bool((tokens.length_B < 1).any()):
-        raise DataError(f"row {int(tokens.length_B.argmin())} has no token; a score needs at least one")
+    _check_rows(tokens)
     if not len(tokens.length_B):
         return torch.zeros(0, score_head(model).out_features, device=tokens.ids_BT.device)
     if features is not None and features.last_only:
@@ -206,3 +206,82 @@ def sequence_scores(
         rows.append(part.layout.row_b)
         scores.append(apply_score(model, part.hidden_MD[part.layout.last_b]))
     return torch.cat(scores)[torch.cat(rows).argsort()]
+
+
+def scores_and_logp(
+    model: nn.Module,
+    tokens: TokenBatch,
+    mask_BT: Bool[Tensor, "B T"],
+    projection: tuple[Tensor, Tensor | None],
+    *,
+    features: "FeatureCache | None" = None,
+    max_tokens: int | None = None,
+) -> tuple[Float[Tensor, "B K"], Float[Tensor, "B T"]]:
+    """(`sequence_scores`, log p of the masked tokens by another projection of the same hidden states), in one pass.
+
+    projection: weight [V, D] and bias of an LM head. Where the mask is False the log-prob is 0; position 0 must be.
+
+    Errors: DataError for a row without a token.
+    """
+    _check_rows(tokens)
+    weight_VD, bias_V = projection
+    chunk = None if int(mask_BT.sum()) * len(weight_VD) <= LOGITS_AT_ONCE else _chunk(len(weight_VD))
+    next_BT = F.pad(mask_BT[:, 1:], (0, 1))
+    run = _from_ids(model, tokens) if features is None else features.through(model, tokens)
+    rows, scores = [], []
+    row, position, value = [], [], []
+    for part in _parts(model, tokens.length_B, max_tokens, run):
+        at = part.layout
+        rows.append(at.row_b)
+        scores.append(apply_score(model, part.hidden_MD[at.last_b]))
+        wanted_N = next_BT[at.row_N, at.position_N]
+        row_N, position_N = at.row_N[wanted_N], at.position_N[wanted_N] + 1
+        hidden_ND, id_N = part.hidden_MD[at.flat_N[wanted_N]], tokens.ids_BT[row_N, position_N]
+        row.append(row_N)
+        position.append(position_N)
+        value.append(chunked_token_logp(hidden_ND, weight_VD, id_N, temperature=1.0, chunk=chunk, bias_V=bias_V))
+    return torch.cat(scores)[torch.cat(rows).argsort()], _scatter(mask_BT.shape, row, position, value, weight_VD)
+
+
+def scores_by_adapter(
+    model: nn.Module,
+    tokens: TokenBatch,
+    adapters: Sequence[str],
+    use: Callable[[str], None],
+    *,
+    level: int,
+    max_tokens: int | None = None,
+) -> Float[Tensor, "B K"]:
+    """`sequence_scores` of a model of one head, by each of its adapters: column k after `use(adapters[k])`.
+
+    The layers below `level`, which no adapter touches, run once for all; at level 0 every adapter runs the whole model.
+    """
+    _check_rows(tokens)
+    if level == 0 or not len(tokens.length_B):
+        columns = []
+        for name in adapters:
+            use(name)
+            columns.append(sequence_scores(model, tokens, max_tokens=max_tokens))
+        return torch.cat(columns, dim=1)
+    ids_BT, trunk = tokens.ids_BT.masked_fill(~tokens.mask_BT, 0), trunk_of(model)
+
+    def lower(layout: Layout) -> Tensor:
+        return below(model, level, lambda: run_trunk(trunk, layout, layout.arrange(ids_BT)))
+
+    rows, scores = [], []
+    for part in _parts(model, tokens.length_B, max_tokens, lower):
+        ids_RT = part.layout.arrange(ids_BT)
+        hidden_RTD = part.hidden_MD.view(*ids_RT.shape, -1)
+        columns = []
+        for name in adapters:
+            use(name)
+            final_MD = above(model, level, part.layout, ids_RT, hidden_RTD).flatten(0, 1)
+            columns.append(apply_score(model, final_MD[part.layout.last_b]))
+        rows.append(part.layout.row_b)
+        scores.append(torch.cat(columns, dim=1))
+    return torch.cat(scores)[torch.cat(rows).argsort()]
+
+
+def _check_rows(tokens: TokenBatch) -> None:
+    if bool((tokens.length_B < 1).any()):
+        raise DataError(f"row {int(tokens.length_B.argmin())} has no token; a score needs at least one")

@@ -26,6 +26,20 @@ def fresh_head(num_heads: int, width: int, *, seed: int, std: float | None) -> F
     return torch.stack(rows) * scale
 
 
+def refuse_equal_heads(weight_KD: Float[Tensor, "K D"], where: str) -> None:
+    """ConfigError when two heads that are to be trained are equal: they would get equal gradients for ever.
+
+    With a shared trunk and the same batches two equal heads stay one head, and the ensemble has fewer members than it says.
+    """
+    for first in range(len(weight_KD)):
+        for second in range(first + 1, len(weight_KD)):
+            if torch.equal(weight_KD[first], weight_KD[second]):
+                raise ConfigError(
+                    f"{where}: the heads of members {first} and {second} are equal at the start, so nothing would ever tell "
+                    "them apart; use head: fresh, another seed, or fewer members"
+                )
+
+
 def set_head(model: nn.Module, weight_KD: Float[Tensor, "K D"]) -> None:
     """Make `weight_KD` the model's scalar head: float32 whatever the trunk is, with as many rows as the weight."""
     head = score_head(model)

@@ -1,5 +1,6 @@
 """A model's trained weights as part of a run's checkpoint."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -20,9 +21,10 @@ class ModelPart:
     What trains is noted when the part is made, so freezing a model for a while changes no checkpoint.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, names: Sequence[str] | None = None) -> None:
+        """`names` are the parameters, where not all of them train at the same time."""
         self.model = model
-        self.names = tuple(name for name, _ in trainable(model))
+        self.names = tuple(name for name, _ in trainable(model)) if names is None else tuple(names)
 
     def save(self, folder: Path) -> None:
         """Write the trained parameters, bit for bit."""

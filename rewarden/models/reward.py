@@ -89,9 +89,9 @@ def load_reward_model(
     check_choice(model)
     tokenizer = load_tokenizer(model)
     path = model.model_name_or_path
-    stored_KD = _stored_head(model)
+    stored_KD = stored_head(model)
     if head == "saved":
-        weight_KD = _required_head(path, stored_KD, num_heads)
+        weight_KD = required_head(model, num_heads)
         if len(weight_KD) > 1:
             _refuse_classes(model)
     else:
@@ -117,8 +117,8 @@ def load_reward_model(
     )
 
 
-def _stored_head(model: Model) -> Float[Tensor, "K D"] | None:
-    """The head in the checkpoint, bit for bit, or None."""
+def stored_head(model: Model) -> Float[Tensor, "K D"] | None:
+    """The scalar heads in a checkpoint, bit for bit, or None where it has none."""
     path, gguf_file = locate(model)
     if gguf_file is not None:
         return None
@@ -130,7 +130,9 @@ def _stored_head(model: Model) -> Float[Tensor, "K D"] | None:
     return None if key is None else read_tensor(files, key).float()
 
 
-def _required_head(path: str, stored_KD: Tensor | None, num_heads: int | None) -> Tensor:
+def required_head(model: Model, num_heads: int | None = None) -> Float[Tensor, "K D"]:
+    """The scalar heads in a checkpoint. Errors: ConfigError when it has none, or not `num_heads` of them."""
+    path, stored_KD = model.model_name_or_path, stored_head(model)
     if stored_KD is None:
         raise ConfigError(
             f"{path} has no scalar head (no tensor score.weight), so its scores would be random; give a reward model's folder. "

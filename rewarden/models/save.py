@@ -4,7 +4,8 @@ import copy
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,11 +57,7 @@ def save_model(
     Errors: ConfigError for weights that are not finite, or when a head or another tensor did not reach the files.
     """
     folder = Path(folder)
-    if bad := [name for name, weight in model.named_parameters() if not bool(weight.isfinite().all())]:
-        raise ConfigError(
-            f"{folder}: {len(bad)} weights hold NaN or inf, first {bad[0]!r}, so the model is not saved. Start again with a "
-            "lower learning_rate or with max_grad_norm, and look whether the model that the run started from is whole"
-        )
+    refuse_spoilt(model, folder)
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_rank() > 0:
         return folder
     if merge and isinstance(model, PeftModel):
@@ -68,11 +65,7 @@ def save_model(
         merged: Any = copy.deepcopy(model).merge_and_unload()
         remember(merged, Origin(path=None, template=template))
         model = merged
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = folder.parent / f".{folder.name}.writing-{os.getpid()}"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
-    try:
+    with drafted(folder) as draft:
         with quiet():
             if isinstance(model, PeftModel):
                 _write_adapter(model, draft, folder)
@@ -81,12 +74,36 @@ def save_model(
                 _check_complete(model, weight_files(str(draft)), draft)
             tokenizer.save_pretrained(draft)
         role = "reward" if has_score(model) else "policy"
-        card = {"role": role, "template": origin_of(model).template, **(extra or {})}
-        (draft / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_card(draft, {"role": role, "template": origin_of(model).template, **(extra or {})})
+    return folder
+
+
+def refuse_spoilt(model: nn.Module, folder: Path) -> None:
+    """ConfigError when a weight that is to be saved is not finite."""
+    if bad := [name for name, weight in model.named_parameters() if not bool(weight.isfinite().all())]:
+        raise ConfigError(
+            f"{folder}: {len(bad)} weights hold NaN or inf, first {bad[0]!r}, so the model is not saved. Start again with a "
+            "lower learning_rate or with max_grad_norm, and look whether the model that the run started from is whole"
+        )
+
+
+@contextmanager
+def drafted(folder: Path) -> Iterator[Path]:
+    """A folder to write into, which is put in the place of `folder` when the block ends well, all at once."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = folder.parent / f".{folder.name}.writing-{os.getpid()}"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    try:
+        yield draft
         publish(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return folder
+
+
+def write_card(folder: Path, card: Mapping[str, Any]) -> None:
+    """Write `rewarden.json`."""
+    (folder / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _write_adapter(model: PeftModel, draft: Path, folder: Path) -> None:
@@ -105,10 +122,10 @@ def _write_adapter(model: PeftModel, draft: Path, folder: Path) -> None:
         raise ConfigError(f"{folder}: the scalar head did not reach {ADAPTER}; add 'score' to modules_to_save")
     if base is None:
         inner = unwrap(model)
-        inner.save_pretrained(draft / "base", state_dict=_without_adapter(inner))
+        inner.save_pretrained(draft / "base", state_dict=without_adapter(inner))
 
 
-def _without_adapter(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+def without_adapter(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """The base model's tensors under their own names, with PEFT's wrappers taken off."""
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict().items():
@@ -177,13 +194,13 @@ def restore(model: nn.Module, folder: str | Path) -> None:
             score_head(model).weight.copy_(read_tensor(files, head_key(shapes) or ""))
 
 
-def load_adapter_tensors(model: PeftModel, files: list[Path]) -> None:
-    """Copy an adapter's tensors into `model`; every one must be there and none may be left over.
+def load_adapter_tensors(model: PeftModel, files: list[Path], *, name: str = "default") -> None:
+    """Copy an adapter's tensors into the adapter `name` of `model`; every one must be there and none may be left over.
 
     Errors: ConfigError naming the difference.
     """
     tensors = {key: value for file in files for key, value in load_file(file).items()}
-    expected = get_peft_model_state_dict(model, save_embedding_layers=False)
+    expected = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
     if missing := sorted(set(expected) - set(tensors)):
         raise ConfigError(
             f"{files[0]} lacks {len(missing)} of the adapter's tensors, first {missing[0]!r}; it belongs to another model, "
@@ -195,4 +212,4 @@ def load_adapter_tensors(model: PeftModel, files: list[Path]) -> None:
     for key, tensor in tensors.items():
         if tensor.shape != expected[key].shape:
             raise ConfigError(f"{files[0]}: {key} is {tuple(tensor.shape)}, the model's is {tuple(expected[key].shape)}")
-    set_peft_model_state_dict(model, tensors)
+    set_peft_model_state_dict(model, tensors, adapter_name=name)

@@ -11,7 +11,7 @@ from pydantic import Field
 from transformers import AutoConfig, PreTrainedConfig
 
 from rewarden.errors import ConfigError
-from rewarden.models.folder import find, first_line, is_adapter, quiet, read_card, read_object
+from rewarden.models.folder import find, first_line, is_adapter, quiet, read_card, read_object, refuse_ensemble
 from rewarden.spec import Spec
 
 UNLOADABLE = (
@@ -127,6 +127,7 @@ def load_config(model: Model) -> PreTrainedConfig:
         return load_config(base_model(model))
     if gguf_file is None:
         file = find(path, "config.json", model.revision)
+        refuse_ensemble(path)
         if file is None:
             raise ConfigError(f"{path} has no config.json; give a folder that save_pretrained or save_model wrote, or a hub id")
         read_object(file)
@@ -137,6 +138,11 @@ def load_config(model: Model) -> PreTrainedConfig:
             )
     except UNLOADABLE as error:
         raise refused(model, error, "config") from error
+
+
+def num_positions(config: PreTrainedConfig) -> int | None:
+    """The longest row that a model has positions for, if its config says so."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 def base_model(model: Model) -> Model:

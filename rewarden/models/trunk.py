@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from rewarden.errors import ConfigError
+from rewarden.models.source import num_positions
 
 FINAL_NORMS = frozenset({"norm", "ln_f", "final_layernorm", "final_layer_norm", "final_norm", "norm_f", "ln_out"})
 
@@ -120,7 +121,7 @@ def final_hidden(trunk: nn.Module, ids_BT: Int[Tensor, "B T"]) -> Float[Tensor, 
 
 def position_limit(model: nn.Module) -> int | None:
     """The longest row the model has positions for, if it says so."""
-    return getattr(trunk_of(model).config.get_text_config(), "max_position_embeddings", None)
+    return num_positions(trunk_of(model).config)
 
 
 @torch.no_grad()

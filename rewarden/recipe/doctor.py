@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-TOLD_EVERY_S = 10.0
+from rewarden.recipe.told import every
 
 Format = Annotated[
     str, typer.Option("--format", help="auto, trl, hh, ultrainteract, alpaca_farm, moss_rm, moss_ppo, moss_sft or oasst.")
@@ -96,14 +96,10 @@ def _checked(fields: dict[str, Any], template: str | None) -> Any:
 
 def _teller() -> Any:
     """Says on standard error, every few seconds, how many rows are done."""
-    import time
-
-    told = time.monotonic()
+    due = every()
 
     def tell(source: str, done: int, rows: int) -> None:
-        nonlocal told
-        if time.monotonic() - told >= TOLD_EVERY_S:
-            told = time.monotonic()
+        if due():
             sys.stderr.write(f"{source}: {done} of {rows} rows tokenized\n")
 
     return tell

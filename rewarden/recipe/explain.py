@@ -4,17 +4,19 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from rewarden.data.write import write_jsonl
-from rewarden.recipe.score import Scoring, check_output, load_items
+from rewarden.errors import ConfigError
+from rewarden.recipe.score import Scoring, check_output, load_items, read_scoring
 from rewarden.runtime.disk import writing
+from rewarden.scoring import build_scorer
 from rewarden.scoring.explain import AS_SCORED, WITHOUT_END_OF_TURN, Explanation, explain
 from rewarden.scoring.reward_model import RewardModelScorer
-from rewarden.spec import check
+from rewarden.text.printable import printable
 
 STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "template": "dim"}
 
@@ -22,12 +24,14 @@ STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "template":
 def explain_once(raw: Mapping[str, Any], *, output: Path | None, as_json: bool) -> None:
     """Explain the chosen rows (the first one when none is chosen), both sides of a pair, for people or as JSON lines."""
     check_output(output)
-    spec = cast(Scoring, check(Scoring, {"rows": "0", **raw}, "score"))
+    spec = read_scoring({"rows": "0", **raw})
     items, summary = load_items(spec)
+    path, scorer = only_reward_model(spec)
     notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     notes.print(f"data: {summary}")
-    scorer = spec.reward.build()
-    notes.print(facts(spec.reward.path, scorer))
+    notes.print(facts(path, scorer))
+    for note in scorer.notes:
+        notes.print(note)
     for note in scorer.template.notes:
         notes.print(f"template: {note}")
     found = ((item.id, side, explain(scorer, row)) for item in items for side, row in item.sides.items())
@@ -45,14 +49,31 @@ def explain_once(raw: Mapping[str, Any], *, output: Path | None, as_json: bool) 
                 console.print(line)
 
 
+def only_reward_model(spec: Scoring) -> tuple[str, RewardModelScorer]:
+    """(path, scorer) of the one reward model that is named.
+
+    Errors: ConfigError for several, or for a scorer that reads no tokens.
+    """
+    if len(spec.rewards) > 1:
+        raise ConfigError(f"--explain reads one reward model; name one as models.yaml:NAME, of {', '.join(spec.rewards)}")
+    ((_, reward),) = spec.rewards.items()
+    if reward["kind"] != "reward_model":
+        raise ConfigError(f"--explain reads the tokens of a reward model; a reward of kind {reward['kind']} has none")
+    scorer = build_scorer(reward, "reward")
+    assert isinstance(scorer, RewardModelScorer)
+    return reward["path"], scorer
+
+
 def facts(path: str, scorer: RewardModelScorer) -> str:
     """One line about the reward model."""
-    model = scorer.reward_model
-    heads = f"{model.num_heads} head{'s' * (model.num_heads > 1)}"
+    members = scorer.members
+    what = "1 head"
+    if members.num_members > 1:
+        what = f"{members.family} ensemble of {members.num_members} members, {scorer.aggregate}"
     limit = "any length" if scorer.max_length is None else f"at most {scorer.max_length} tokens"
     end = scorer.template.end_of_turn_id
-    name = model.tokenizer.convert_ids_to_tokens(end)
-    return f"reward model: {path}, {heads}, template {model.template_kind}, {limit}, end-of-turn token {end} {name!r}"
+    name = members.tokenizer.convert_ids_to_tokens(end)
+    return f"reward model: {path}, {what}, template {members.template_kind}, {limit}, end-of-turn token {end} {name!r}"
 
 
 def row_of(id: str, side: str, found: Explanation) -> dict[str, Any]:
@@ -83,7 +104,8 @@ def row_of(id: str, side: str, found: Explanation) -> dict[str, Any]:
             name: {
                 "position": reading.position,
                 "score": _finite(reading.value),
-                "heads": [_finite(score) for score in reading.scores],
+                "members": [_finite(score) for score in reading.scores],
+                "std": _finite(reading.std),
             }
             for name, reading in found.readings.items()
         },
@@ -100,7 +122,8 @@ def lines_of(id: str, side: str, found: Explanation) -> Iterator[Text]:
     yield Text(f"text, {len(found.text)} characters:")
     yield _coloured(found)
     yield Text(f"tokens, {len(found.pieces)}:")
-    ids, names = max(len(str(p.id)) for p in found.pieces), max(2, *(len(_shown(p.name)) for p in found.pieces))
+    shown = [printable(piece.name, kept="") for piece in found.pieces]
+    ids, names = max(len(str(p.id)) for p in found.pieces), max(2, *map(len, shown))
     texts = max(len(repr(p.text)) for p in found.pieces)
     for position, piece in enumerate(found.pieces):
         span = found.span_at(position)
@@ -108,7 +131,7 @@ def lines_of(id: str, side: str, found: Explanation) -> Iterator[Text]:
         words += ["special"] * piece.special
         words += ["end of turn"] * (position == found.end_of_turn_position)
         words += ["<- scored here"] * (position == found.scored_position)
-        columns = f"{position:>6}  {piece.id:>{ids}}  {_shown(piece.name):<{names}}  {piece.text!r:<{texts}}  "
+        columns = f"{position:>6}  {piece.id:>{ids}}  {shown[position]:<{names}}  {piece.text!r:<{texts}}  "
         yield Text(columns + ", ".join(words), style="bold reverse" if words[-1].startswith("<-") else STYLES[span.role])
     if found.spelled:
         yield Text(f"{found.spelled} special tokens spelled in the messages are read as plain text", style="yellow")
@@ -123,9 +146,10 @@ def _scores(found: Explanation) -> Iterator[Text]:
     yield Text("scores:")
     width = max(len(name) for name in found.readings)
     for name, reading in found.readings.items():
-        heads = "".join(f" {score:>10.4f}" for score in reading.scores) if len(reading.scores) > 1 else ""
+        members = "".join(f" {score:>10.4f}" for score in reading.scores)
         line = f"  {name.replace('_', ' '):<{width}}  token {reading.position:>5}  {reading.value:>10.4f}"
-        yield Text(line + (f"  heads{heads}" if heads else ""))
+        several = len(reading.scores) > 1
+        yield Text(line + (f"  members{members}, std {reading.std:.4f}" if several else ""))
     if WITHOUT_END_OF_TURN in found.readings:
         difference = found.readings[AS_SCORED].value - found.readings[WITHOUT_END_OF_TURN].value
         yield Text(f"  what follows the answer changes the score by {difference:+.4f}")
@@ -139,9 +163,5 @@ def _coloured(found: Explanation) -> Text:
         styles[piece.start : piece.stop] = [style] * (piece.stop - piece.start)
     out = Text()
     for character, style in zip(found.text, styles, strict=True):
-        out.append(character if character.isprintable() or character in "\n\t" else repr(character)[1:-1], style=style)
+        out.append(printable(character), style=style)
     return out
-
-
-def _shown(name: str) -> str:
-    return name if name.isprintable() else repr(name)[1:-1]

@@ -39,7 +39,7 @@ def parse_stage(stage: Stage, where: str) -> tuple[Spec, Drive]:
     spec = parse(JOBS, {key: value for key, value in stage.raw.items() if key not in drive}, where)
     for name, raw in mappings(spec):
         parse_part(name, raw, where)
-    how = check(Drive, {"seed": getattr(spec, "seed", 0), **drive}, where)
+    how = check(Drive, {"seed": getattr(spec, "seed", 0), **getattr(spec_class, "drive_defaults", {}), **drive}, where)
     assert isinstance(how, Drive)
     return spec, how
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rewarden.algos.actors import load_prompt_rollouts
-from rewarden.algos.ppo import PPO
-from rewarden.algos.reward import Reward, encode_pairs
+from rewarden.algos.pairs import encode_pairs
+from rewarden.algos.ppo_config import PPO
+from rewarden.algos.reward import Reward
 from rewarden.algos.rows import encode_rows
 from rewarden.algos.sft import SFT
+from rewarden.collect.samples import SampleN
 from rewarden.data.batches import length_batches
 from rewarden.data.sources import Data, load_comparisons, load_conversations
 from rewarden.errors import RewardenError
@@ -42,18 +44,19 @@ class Sample:
         return sum(self.lengths) / len(self.lengths)
 
 
-def sample_lengths(spec: SFT | Reward | PPO, model: Model) -> Sample:
+def sample_lengths(spec: SFT | Reward | PPO | SampleN, model: Model) -> Sample:
     """Lengths of the first rows where data and tokenizer are on this machine; else every row is as long as allowed.
 
     `model` is where the tokenizer is found.
     """
-    limit = spec.max_prompt_length if isinstance(spec, PPO) else spec.max_length
+    limit = _limit(spec)
     longest = (limit or UNKNOWN) * (2 if isinstance(spec, Reward) else 1)
     if not Path(spec.data.path).exists():
-        return Sample(lengths=(longest,), whole=False, how=f"rows of the full length, since {spec.data.path} is not here")
+        full = f"rows of {'the full length' if limit else f'{longest} tokens'}"
+        return Sample(lengths=(longest,), whole=False, how=f"{full}, since {spec.data.path} is not here")
     most = SAMPLE // (2 if isinstance(spec, Reward) else 1)
     wanted = min(most, spec.data.max_rows or most)
-    data = spec.data.model_copy(update={"max_rows": wanted, "part": "all", "holdout_prompts": 0})
+    data = spec.data.model_copy(update={"max_rows": wanted, "part": "all", "holdout_prompts": 0, "folds": 0, "fold": None})
     try:
         template = load_template(load_tokenizer(model), template_of(model))
         lengths, total = _lengths(spec, data, template)
@@ -64,10 +67,17 @@ def sample_lengths(spec: SFT | Reward | PPO, model: Model) -> Sample:
     return Sample(lengths=lengths, whole=whole, how="the rows themselves" if whole else f"the first {total} rows")
 
 
-def _lengths(spec: SFT | Reward | PPO, data: Data, template: Template) -> tuple[tuple[int, ...], int]:
+def _limit(spec: SFT | Reward | PPO | SampleN) -> int | None:
+    """The longest row, side of a pair or prompt that the config lets through."""
+    if isinstance(spec, SampleN):
+        return None
+    return spec.max_prompt_length if isinstance(spec, PPO) else spec.max_length
+
+
+def _lengths(spec: SFT | Reward | PPO | SampleN, data: Data, template: Template) -> tuple[tuple[int, ...], int]:
     """Lengths of the rows that fit, and how many rows there were."""
-    if isinstance(spec, PPO):
-        prompts = load_prompt_rollouts(data, template, spec.max_prompt_length)
+    if isinstance(spec, PPO | SampleN):
+        prompts = load_prompt_rollouts(data, template, _limit(spec))
         found = tuple(len(rollout.token_ids) for rollout in prompts.rollouts)
         return found, len(found) + sum(prompts.dropped.values())
     if isinstance(spec, Reward):
@@ -86,17 +96,21 @@ def largest_microbatch(spec: SFT | Reward, sample: Sample) -> int:
     From a sample it is that of an epoch like it, whatever `max_steps`: which of its batches come first is not known.
     """
     lengths = _epoch(spec, sample)
-    plan = length_batches(lengths, batch_size=spec.train_batch_size, window=spec.length_window, seed=spec.seed, epoch=0)
     size = spec.per_device_train_batch_size
-    steps = plan[: spec.max_steps] if spec.max_steps and sample.whole else plan
-    return max(
-        sum(lengths[row] for row in batch[start : start + size]) for batch in steps for start in range(0, len(batch), size)
-    )
+    seeds = [spec.order_seed(member) for member in range(spec.num_members)] if isinstance(spec, Reward) else [spec.seed]
+    found = []
+    for seed in seeds:
+        plan = length_batches(lengths, batch_size=spec.train_batch_size, window=spec.length_window, seed=seed, epoch=0)
+        steps = plan[: spec.max_steps] if spec.max_steps and sample.whole else plan
+        found += [
+            sum(lengths[row] for row in batch[start : start + size]) for batch in steps for start in range(0, len(batch), size)
+        ]
+    return max(found)
 
 
 def largest_rollouts(spec: PPO, sample: Sample) -> int:
     """Tokens of the largest microbatch of rollouts in which every answer is as long as allowed, over all minibatches."""
-    minis = math.ceil(spec.rollout_batch_size / spec.mini_batch_size)
+    minis = spec.num_minibatches
     rows = min(spec.per_device_train_batch_size, math.ceil(spec.rollout_batch_size / minis))
     draws = min(spec.max_steps * spec.num_ppo_epochs * minis, MOST_ROWS // rows + 1)
     rng = random.Random(spec.seed)

@@ -10,16 +10,20 @@ import torch
 from transformers.utils import cached_file
 
 from rewarden.algos.actors import critic_start
-from rewarden.algos.ppo import PPO
+from rewarden.algos.ppo_config import PPO
 from rewarden.algos.reward import Reward
 from rewarden.algos.sft import SFT
+from rewarden.collect.samples import SampleN
 from rewarden.errors import ConfigError, RewardenError
+from rewarden.models.ensemble import critic_folder
+from rewarden.models.ensemble_folder import is_ensemble, read_ensemble_file
 from rewarden.models.folder import ADAPTER, is_adapter, quiet, read_card, tensor_shapes, weight_files
 from rewarden.models.layout import MAX_TOKENS
 from rewarden.models.load import load_tokenizer
-from rewarden.models.memory import LOGITS_ALIVE, ModelMemory, frozen_bytes, measure
-from rewarden.models.source import Model
+from rewarden.models.memory import FLOAT32, LOGITS_ALIVE, ModelMemory, frozen_bytes, measure
+from rewarden.models.source import Model, load_config
 from rewarden.recipe.lengths import Sample, largest_microbatch, largest_rollouts, num_rows, sample_lengths
+from rewarden.scoring.registry import resolve
 from rewarden.spec import Spec
 
 LIBRARIES = 80_000_000
@@ -61,7 +65,7 @@ Known = Mapping[str, Model]
 
 
 def estimate(spec: Spec, known: Known | None = None) -> Estimate | None:
-    """The memory of one stage on one rank; None for a stage that trains nothing.
+    """The memory of one stage on one rank; None for a stage that loads no model it could count.
 
     Errors: ConfigError where a model is not on this machine, or is of a kind that cannot be worked out.
     """
@@ -70,6 +74,8 @@ def estimate(spec: Spec, known: Known | None = None) -> Estimate | None:
         return _sft(spec, found)
     if isinstance(spec, Reward):
         return _reward(spec, found)
+    if isinstance(spec, SampleN):
+        return _sample_n(spec, found)
     return _ppo(spec, found) if isinstance(spec, PPO) else None
 
 
@@ -117,8 +123,15 @@ def _reward(spec: Reward, known: Known) -> Estimate:
     model = stand_in(spec.model, known)
     needs, sample = measure(model, num_heads=spec.num_heads), sample_lengths(spec, model)
     tokens = largest_microbatch(spec, sample)
-    base = _base({"weights": needs.weights}, needs)
+    weights = {"weights": needs.weights}
+    if spec.family == "lora":  # all adapters stay in memory, and take their steps in turn
+        weights["other members"] = (spec.num_members - 1) * needs.trained
+    if spec.lm_coef and not load_config(model).get_text_config().tie_word_embeddings:
+        weights["LM head"] = needs.logits // FLOAT32 * needs.hidden
+    base = _base(weights, *[needs] * (spec.num_members if spec.family == "lora" else 1))
     update = _update({"": needs}, tokens)
+    if spec.lm_coef:
+        update["logits"] = needs.logits_at_once(tokens)
     disk = 0
     if spec.feature_cache_dir is not None:
         rows = num_rows(spec, sample)
@@ -135,9 +148,8 @@ def _reward(spec: Reward, known: Known) -> Estimate:
 def _ppo(spec: PPO, known: Known) -> Estimate:
     policy = stand_in(spec.policy, known)
     reward = _local(spec.reward, known)
-    tokenizer = load_tokenizer(policy)
     given = None if spec.critic is None else stand_in(spec.critic, known)
-    critic, _ = critic_start(policy, reward, given, spec.critic_head, tokenizer)
+    critic = given or critic_start(policy, reward, given, spec.critic_head, load_tokenizer(policy))[0]
     actor, judge = measure(policy), measure(critic, num_heads=1)
     sample = sample_lengths(spec, policy)
     tokens = largest_rollouts(spec, sample)
@@ -160,6 +172,23 @@ def _ppo(spec: PPO, known: Known) -> Estimate:
         _checkpoint(base, actor, judge),
     )
     return Estimate(phases=phases, notes=(_tokens_note(tokens, sample),))
+
+
+def _sample_n(spec: SampleN, known: Known) -> Estimate:
+    policy = stand_in(spec.policy, known)
+    needs, sample = measure(policy), sample_lengths(spec, policy)
+    rows = min(spec.sampling.batch_size, spec.rows_per_step)
+    prompts = math.ceil(rows / spec.num_generations) + 1
+    positions = rows * spec.sampling.max_completion_length + prompts * max(sample.lengths)
+    parts = {
+        "libraries": LIBRARIES,
+        "weights": needs.weights,
+        "activations": min(prompts * max(sample.lengths), _at_once()) * needs.passing,
+        "key-value cache": positions * needs.cache,
+        "logits": 6 * rows * needs.logits,
+    }
+    note = f"{rows} rows decoded together, answers of full length, a prompt once for its answers; prompts: {sample.how}"
+    return Estimate(phases=(Phase(name="rollout", parts=parts),), notes=(note,))
 
 
 def _decoding(spec: PPO, policy: ModelMemory, longest: int) -> dict[str, int]:
@@ -208,7 +237,12 @@ def _at_once() -> int:
 
 
 def _local(reward: Mapping[str, Any], known: Known) -> dict[str, Any]:
-    """A reward, and those inside a sum, with paths that are on this machine."""
+    """A reward, and those inside a sum, with paths that are on this machine; entries of a registry as it has them."""
+    if reward.get("kind") == "registered":
+        entry = known.get(f"{reward['registry']}:{reward['name']}")
+        if entry is not None and not Path(str(reward["registry"])).exists():
+            return {"kind": "reward_model", "path": entry.model_name_or_path}
+        return _local(resolve(reward), known)
     if reward.get("kind") == "reward_model":
         model = stand_in(Model(model_name_or_path=reward["path"], revision=reward.get("revision")), known)
         return {**reward, "path": model.model_name_or_path, "revision": model.revision}
@@ -225,20 +259,36 @@ def _reward_models(reward: Mapping[str, Any]) -> Iterator[Model]:
 
 
 def _frozen(model: Model) -> int:
-    """Bytes of a reward model; an adapter stays beside its base."""
+    """Bytes of a reward model, or of all members of an ensemble; adapters stay beside their base, which they share."""
     path = model.model_name_or_path
+    if is_ensemble(path):
+        file = read_ensemble_file(path)
+        members = [str(file.member(index)) for index in range(len(file.members))]
+        if file.family == "independent":
+            return sum(_frozen(_at(model, member)) for member in members)
+        return _frozen(_at(model, critic_folder(path))) + sum(_adapter(member) for member in members)
     heads = int(read_card(path).get("num_heads", 1))
-    adapter = list(tensor_shapes(weight_files(path, ADAPTER)).values()) if is_adapter(path) else []
-    return measure(model, num_heads=heads).weights + frozen_bytes(adapter)
+    return measure(model, num_heads=heads).weights + _adapter(path)
+
+
+def _at(model: Model, path: str) -> Model:
+    return model.model_copy(update={"model_name_or_path": path, "revision": None})
+
+
+def _adapter(path: str) -> int:
+    return frozen_bytes(list(tensor_shapes(weight_files(path, ADAPTER)).values())) if is_adapter(path) else 0
 
 
 def _tokens_note(tokens: int, sample: Sample) -> str:
     return f"largest microbatch: {tokens:,} tokens, by {sample.how}"
 
 
-def known_models(specs: Mapping[Path, Spec]) -> Known:
-    """What the stages of a chain start from, by the folder of the model that each will write."""
-    found: dict[str, Model] = {}
+def known_models(specs: Mapping[Path, Spec], described: Mapping[str, str] | None = None) -> Known:
+    """What the stages of a chain start from, by the folder of the model that each will write.
+
+    described: folders that hold a config alone, by the path of a model that is not here.
+    """
+    found = {path: Model(model_name_or_path=folder) for path, folder in (described or {}).items()}
     for folder, spec in specs.items():
         start = spec.policy if isinstance(spec, PPO) else spec.model if isinstance(spec, SFT | Reward) else None
         if start is not None:

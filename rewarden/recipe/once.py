@@ -64,7 +64,11 @@ def sample_once(
             write_jsonl(output, rows)
         console.print(f"{len(rows)} answers written to {output}")
         return
-    for row in rows:
+    for place, row in enumerate(rows):
+        if len(rows) > 1:
+            number, answer = divmod(place, n)
+            of_prompt = f"prompt {number + 1} of {len(conversations)}, " if len(conversations) > 1 else ""
+            console.print(f"--- {of_prompt}answer {answer + 1} of {n}")
         cut = "" if row["stop"] == "eos" else f" [cut at {row['num_tokens']} tokens]"
         console.print(f"{row['completion']}{cut}")
 

@@ -2,11 +2,12 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from pydantic import field_validator
 from rich.console import Console
 
 from rewarden.data.formats import choose
@@ -14,30 +15,68 @@ from rewarden.data.read import read_rows
 from rewarden.data.records import Labeled, Loaded
 from rewarden.data.sources import Data, load_comparisons, load_conversations, load_unpaired
 from rewarden.errors import ConfigError, DataError
-from rewarden.protocols import Scorer
 from rewarden.recipe.part import Part
 from rewarden.recipe.score_text import Table, summary_lines
 from rewarden.recipe.stages import fingerprint
-from rewarden.scoring import LearnedReward
+from rewarden.recipe.told import every
+from rewarden.scoring import build_scorer, notes_of, parse_scorer
 from rewarden.scoring.answer import scores_of
+from rewarden.scoring.registry import entry_of, named, read_registry
 from rewarden.spec import Spec, check
 from rewarden.types import Comparison, Conversation, Message, Score
 
 WINDOW = 64
 """Rows scored and written together. A window is the same rows whatever was done before, so a resumed file has equal bits."""
 
-TOLD_EVERY_S = 10.0
-
 
 class Scoring(Spec):
     """What is scored, and by what."""
 
-    reward: LearnedReward
-    """The reward model."""
+    rewards: dict[str, dict[str, Any]]
+    """Scorers by name; "" for one that was named on the command line."""
     data: Data
     """Conversations, pairs or labeled answers."""
     rows: str | None = None
     """Which rows: numbers from 0 and ranges, such as 0,4-6. All when not given."""
+
+    @field_validator("rewards")
+    @classmethod
+    def _are_scorers(cls, rewards: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        for name, raw in rewards.items():
+            parse_scorer(raw, name or "reward")
+        return rewards
+
+
+def read_scoring(raw: Mapping[str, Any]) -> Scoring:
+    """The config of a command; `raw["reward"]` is {path: what --reward says, ...options}.
+
+    Errors: ConfigError.
+    """
+    rewards = rewards_of(str(raw["reward"]["path"]), {key: value for key, value in raw["reward"].items() if key != "path"})
+    rest = {key: value for key, value in raw.items() if key != "reward"}
+    return cast(Scoring, check(Scoring, {"rewards": rewards, **rest}, "score"))
+
+
+def rewards_of(text: str, options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The scorers that --reward names: a reward model, an entry "models.yaml:NAME", or every entry of "models.yaml" by name.
+
+    options: keys of a reward model that replace those of an entry, such as template. Errors: ConfigError.
+    """
+    registry = named(text)
+    if registry is None:
+        return {"": {"kind": "reward_model", "path": text, **options}}
+    path, entry = registry
+    names = list(read_registry(path)) if entry is None else [entry]
+    if not names:
+        raise ConfigError(f"{path}: no entries; train a reward model, or add {{kind: reward_model, path: FOLDER}} under a name")
+    found = {name: entry_of(path, name) for name in names}
+    for name, raw in found.items():
+        if options and raw["kind"] != "reward_model":
+            raise ConfigError(
+                f"{path}: entry {name!r} is a {raw['kind']}, which has no {' and no '.join(options)}; leave it out"
+            )
+        found[name] = {**raw, **options}
+    return found if entry is None else {"": found[entry]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,27 +94,69 @@ def score_once(raw: Mapping[str, Any], *, output: Path | None, as_json: bool) ->
     Rows go to OUTPUT.part window by window, and to OUTPUT once all are there, so that a run that was stopped goes on.
     """
     check_output(output)
-    spec = cast(Scoring, check(Scoring, raw, "score"))
+    spec = read_scoring(raw)
     items, summary = load_items(spec)
     notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     notes.print(f"data: {summary}")
     part = None if output is None else Part(output, fingerprint("score", spec, {}))
     done = [] if part is None else part.open(notes)
+    total = len(items) * len(spec.rewards)
     if done:
-        notes.print(f"resuming after {len(done)} of {len(items)} rows")
+        notes.print(f"resuming after {len(done)} of {total} {'rows' if len(spec.rewards) == 1 else 'scores'}")
     results = list(done)
-    table = Table([item.id for item in items]) if output is None and not as_json else None
-    for window in scored_windows(spec, items[len(done) :], notes):
-        results += window
-        if part is not None:
-            part.add(window)
-        for row in window if part is None else ():
-            print(table.line(row) if table else json.dumps(row, ensure_ascii=False), flush=True)
+    # The rows of one scorer are printed as they come, those of several side by side once all are there.
+    shown = _Printed(items, as_json) if output is None else None
+    for place, (name, reward) in enumerate(spec.rewards.items()):
+        mine = items[max(0, len(results) - place * len(items)) :]
+        for window in scored_windows(name, reward, mine, notes):
+            results += window
+            if part is not None:
+                part.add(window)
+            if shown is not None and len(spec.rewards) == 1:
+                shown.add(window)
+    rows = side_by_side(results, list(spec.rewards), len(items))
+    if shown is not None and len(spec.rewards) > 1:
+        shown.add(rows)
     if part is not None:
-        part.finish(results)
-        notes.print(f"{len(results)} rows written to {output}")
-    for line in summary_lines(results):
-        notes.print(line)
+        part.finish(rows)
+        notes.print(f"{len(rows)} rows written to {output}")
+    for place, name in enumerate(spec.rewards):
+        for line in summary_lines(results[place * len(items) : (place + 1) * len(items)]):
+            notes.print(f"{name}: {line}" if name else line)
+
+
+class _Printed:
+    """Rows on standard output, as JSON lines or as a table."""
+
+    def __init__(self, items: Sequence["Item"], as_json: bool) -> None:
+        self.table = None if as_json else Table([item.id for item in items])
+
+    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Print rows at once."""
+        for row in rows:
+            print(self.table.line(row) if self.table else json.dumps(row, ensure_ascii=False), flush=True)
+
+
+def side_by_side(results: Sequence[Mapping[str, Any]], names: Sequence[str], count: int) -> list[dict[str, Any]]:
+    """The results of several scorers, `count` rows each, one after the other, as one row per item.
+
+    Columns are "NAME/score" and so on. What the data say (`label`, `preference`) stands once. A scorer named ""
+    has columns without a name.
+    """
+    rows: list[dict[str, Any]] = []
+    for index in range(count):
+        row: dict[str, Any] = {"id": results[index]["id"]}
+        kept: dict[str, Any] = {}
+        for place, name in enumerate(names):
+            found = results[place * count + index]
+            kept |= {key: found[key] for key in KEPT if key in found}
+            row |= {f"{name}/{key}" if name else key: value for key, value in found.items() if key not in ("id", *KEPT)}
+        rows.append({**row, **kept})
+    return rows
+
+
+KEPT = ("preference", "label")
+"""Columns of the data that a result keeps."""
 
 
 def load_items(spec: Scoring) -> tuple[list[Item], str]:
@@ -147,21 +228,25 @@ def _whole(row: Comparison | Labeled, answer: tuple[Message, ...]) -> Conversati
     return Conversation(id=row.id, messages=(*row.prompt, *answer), meta=row.meta)
 
 
-def scored_windows(spec: Scoring, items: Sequence[Item], notes: Console) -> Iterator[list[dict[str, Any]]]:
-    """The results of the items, window by window; the model is loaded when there is something to score."""
+def scored_windows(
+    name: str, reward: Mapping[str, Any], items: Sequence[Item], notes: Console
+) -> Iterator[list[dict[str, Any]]]:
+    """The results of the items by one scorer, window by window; it is loaded when there is something to score."""
     if not items:
         return
-    scorer: Scorer = spec.reward.build()
-    began = told = time.monotonic()
+    before = f"{name}: " if name else ""
+    scorer = build_scorer(reward, name or "reward")
+    for note in notes_of(scorer):
+        notes.print(f"{before}{note}")
+    began, due = time.monotonic(), every()
     for start in range(0, len(items), WINDOW):
         window = items[start : start + WINDOW]
-        flat = scores_of(scorer, [side for item in window for side in item.sides.values()], "the reward model")
-        scores = iter(flat)
+        flat = [side for item in window for side in item.sides.values()]
+        scores = iter(scores_of(scorer, flat, repr(name) if name else "the reward"))
         yield [result(item, {side: next(scores) for side in item.sides}) for item in window]
-        now, count = time.monotonic(), start + len(window)
-        if now - told >= TOLD_EVERY_S and count < len(items):
-            told = now
-            notes.print(f"{count} of {len(items)} rows, {count / (now - began):.1f} rows/s")
+        count = start + len(window)
+        if count < len(items) and due():
+            notes.print(f"{before}{count} of {len(items)} rows, {count / (time.monotonic() - began):.1f} rows/s")
 
 
 def result(item: Item, scores: Mapping[str, Score]) -> dict[str, Any]:
@@ -171,7 +256,9 @@ def result(item: Item, scores: Mapping[str, Score]) -> dict[str, Any]:
         prefix = f"{side}_" if side else ""
         row[f"{prefix}score"] = score.value if score.status == "ok" else None
         if len(score.members) > 1:
-            row[f"{prefix}heads"] = list(score.members)
+            row[f"{prefix}members"] = list(score.members)
+        if "std" in score.parts:
+            row[f"{prefix}std"] = score.parts["std"]
     if "chosen" in scores:
         a, b = row["chosen_score"], row["rejected_score"]
         row["chosen_wins"] = None if a is None or b is None else 1.0 if a > b else 0.5 if a == b else 0.0

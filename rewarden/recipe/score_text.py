@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rewarden.maths import wilson_interval
+import torch
+
+from rewarden.maths import wilson_interval, wins_with_ties
 
 
 class Table:
@@ -62,24 +64,15 @@ def _pair_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             f"{len(right)} pairs, accuracy {math.fsum(right) / len(right):.3f} (the preferred side scores higher, ties half; "
             f"95 % interval {low:.3f} to {high:.3f})"
         )
-    heads = len(labeled[0].get("chosen_heads", ())) if labeled else 0
-    if heads:
-        signs = [1 if row.get("preference", 1.0) > 0.5 else -1 for row in labeled]
-        shares = [
-            math.fsum(
-                _half_tie(sign * (row["chosen_heads"][head] - row["rejected_heads"][head]))
-                for sign, row in zip(signs, labeled, strict=True)
-            )
-            / len(labeled)
-            for head in range(heads)
-        ]
-        yield "accuracy by head: " + ", ".join(f"{share:.3f}" for share in shares)
+    if labeled and labeled[0].get("chosen_members"):
+        sign_B1 = torch.tensor([[1.0 if row.get("preference", 1.0) > 0.5 else -1.0] for row in labeled])
+        chosen_BK, rejected_BK = (
+            torch.tensor([row[f"{side}_members"] for row in labeled], dtype=torch.float64) for side in ("chosen", "rejected")
+        )
+        shares_K = wins_with_ties(sign_B1 * (chosen_BK - rejected_BK)).mean(0)
+        yield "accuracy by member: " + ", ".join(f"{share:.3f}" for share in shares_K.tolist())
     if len(labeled) < len(rows):
         yield f"{len(rows) - len(labeled)} pairs labeled as ties, left out of the accuracy"
-
-
-def _half_tie(difference: float) -> float:
-    return 1.0 if difference > 0 else 0.5 if difference == 0 else 0.0
 
 
 def _label_line(rows: Sequence[Mapping[str, Any]]) -> str:

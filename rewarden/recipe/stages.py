@@ -2,22 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rewarden.errors import ConfigError
-from rewarden.recipe.read import below
+from rewarden.recipe.references import below
+from rewarden.recipe.registries import uses, without_registries
+from rewarden.runtime.inputs import content, named_files
 from rewarden.spec import Spec
-
-HASH_LIMIT = 64 * 2**20
-"""Files up to this many bytes are compared by content, larger ones by size and time."""
-
-PATH_KEYS = ("path", "model_name_or_path", "tokenizer")
-"""Under these keys any text that names something on disk is an input; elsewhere it must look like a path."""
-
-CACHE_KEYS = ("feature_cache_dir",)
-"""Folders that a stage fills itself; what is in them changes no result."""
 
 
 def resolved(kind: str, spec: Spec) -> dict[str, Any]:
@@ -40,17 +33,37 @@ def fingerprint(kind: str, spec: Spec, upstream: Mapping[Path, str]) -> str:
 
 
 def inputs(config: Mapping[str, Any], upstream: Mapping[Path, str]) -> dict[str, str]:
-    """Hash of the content of every file and folder that a config names, also of the code in "my_file.py:MyReward"."""
-    found = {}
-    for key, text in _named(config):
-        for path in _files(key, text):
-            if not any(below(str(path), folder) for folder in upstream):
-                try:
-                    found[str(path)] = _content(path)
-                except OSError as error:
-                    where = error.filename or path
-                    raise ConfigError(f"{path} cannot be read ({where}: {error.strerror}); check its permissions") from error
-    return found
+    """Hash of the content of every file and folder that a config names, also of the code in "my_file.py:MyReward".
+
+    Of a registry the entries that are asked for count, each with what it names: others may come and go.
+    """
+    entries = registered_entries(config, upstream)
+    files = [*named_files(without_registries(config))]
+    # An entry's paths are absolute; a folder that is moved with its registry is the same.
+    files += [Path(os.path.relpath(path)) for path in named_files(entries)]
+    found = {str(path): content(path) for path in files if not any(below(str(path), folder) for folder in upstream)}
+    here = os.getcwd() + os.sep
+    texts = {name: json.dumps(entry, sort_keys=True).replace(json.dumps(here)[1:-1], "") for name, entry in entries.items()}
+    return found | {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+
+
+def registered_entries(config: Mapping[str, Any], upstream: Mapping[Path, str]) -> dict[str, dict[str, Any]]:
+    """ "REGISTRY: NAME" -> entry, of those that a config asks for and that are there.
+
+    Without those that an upstream stage has written: before it runs there are none, and afterwards nothing is new.
+    """
+    from rewarden.scoring.registry import read_registry  # not needed to read a recipe, and heavy
+
+    found: dict[str, dict[str, Any]] = {}
+    for use in uses(config):
+        table = read_registry(use.registry) if use.registry.is_file() else {}
+        found |= {f"{use.registry}: {name}": entry for name, entry in table.items() if use.names is None or name in use.names}
+    return {name: entry for name, entry in found.items() if not _written_by(entry, upstream)}
+
+
+def _written_by(entry: Mapping[str, Any], upstream: Mapping[Path, str]) -> bool:
+    written = set(entry) == {"kind", "path"} and entry["kind"] == "reward_model"
+    return written and any(below(str(entry["path"]), folder) for folder in upstream)
 
 
 def move_aside(folder: Path) -> Path:
@@ -60,43 +73,3 @@ def move_aside(folder: Path) -> Path:
         number += 1
     folder.rename(aside)
     return aside
-
-
-def _named(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """(key, text) of every text."""
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            if name not in CACHE_KEYS:
-                yield from _named(inner, str(name))
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _named(inner, key)
-    elif isinstance(value, str):
-        yield key, value
-
-
-def _files(key: str, text: str) -> list[Path]:
-    """What a text names on disk: a file, a folder, or the file of "my_file.py:MyReward"."""
-    looks_like_a_path = ("/" in text or "." in text) and text.strip("./") != ""
-    code = text.rpartition(":")[0]
-    candidates = [text] if key in PATH_KEYS or looks_like_a_path else []
-    candidates += [name for name in (code, f"{code}.py") if code and name.endswith(".py")]
-    return [Path(name).expanduser() for name in candidates if _exists(name)]
-
-
-def _exists(name: str) -> bool:
-    try:
-        path = Path(name).expanduser()
-        return path.is_file() or path.is_dir()  # reading a pipe or a device would never end
-    except (OSError, ValueError, RuntimeError):  # too long for a path, with a null byte, of an unknown user
-        return False
-
-
-def _content(path: Path) -> str:
-    if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.is_file())
-        return hashlib.sha256("".join(f"{p.relative_to(path)}:{_content(p)};" for p in files).encode()).hexdigest()
-    stat = path.stat()
-    if stat.st_size > HASH_LIMIT:
-        return f"{stat.st_size}:{stat.st_mtime_ns}"
-    return hashlib.sha256(path.read_bytes()).hexdigest()

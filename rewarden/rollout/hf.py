@@ -13,7 +13,9 @@ from torch import nn
 
 from rewarden.errors import ConfigError, DataError
 from rewarden.rollout.choose import choose, uniforms
-from rewarden.rollout.decode import Completion, Decoder, Work, complete, evaluating
+from rewarden.rollout.decode import Job, Work, complete
+from rewarden.rollout.decoder import Decoder, evaluating
+from rewarden.rollout.rows import Completion
 from rewarden.spec import Spec
 from rewarden.types import Conversation, Ended, Message, Rollout, Span
 
@@ -34,7 +36,7 @@ class Sampling(Spec):
     repetition_penalty: float = Field(1.0, gt=0.0)
     """Above 1, tokens already in this response become less probable. 1 is off."""
     batch_size: int = Field(512, ge=1)
-    """Most rows decoded together."""
+    """Most rows decoded together, which bounds memory; more samples of a prompt than this are written in several blocks."""
 
 
 @runtime_checkable
@@ -63,7 +65,9 @@ class SampleStats:
     prompt_tokens counts each distinct prompt of a batch once, as it is computed once. cut_by_length, cut_by_context: rows
     without end of turn, stopped by `max_completion_length` or by the model's positions. behavior_gap: mean over tokens of
     log p(drawn from) - log p(policy), an estimate of their KL in nats; 0 unless top-p, top-k or the penalty is on, or greedy.
-    cache: "block", or "dynamic" where the model's layers need the cache of transformers.
+    cache: "block", or "dynamic" where the model's layers need the cache of transformers. shared_rows: rows that shared their
+    prompt's keys and values with others. copied_rows: rows that hold a copy of another row's prompt instead, because the model
+    could not share it; not_shared says why.
     """
 
     rows: int = 0
@@ -77,6 +81,9 @@ class SampleStats:
     behavior_gap: float = 0.0
     seconds: float = 0.0
     cache: str = "block"
+    shared_rows: int = 0
+    copied_rows: int = 0
+    not_shared: str | None = None
 
     def report(self) -> dict[str, float]:
         """The numbers by metric name."""
@@ -89,6 +96,8 @@ class SampleStats:
             "rollout/cut_by_context": float(self.cut_by_context),
             "rollout/padding_share": self.padding_share,
             "rollout/behavior_gap": self.behavior_gap,
+            "rollout/shared_rows": float(self.shared_rows),
+            "rollout/copied_rows": float(self.copied_rows),
             "time/tokens_per_s": self.generated_tokens / self.seconds if self.seconds else 0.0,
         }
 
@@ -193,20 +202,19 @@ class HFSampler:
             top_p=sampling.top_p,
             repetition_penalty=sampling.repetition_penalty,
         )
-        done, work = complete(
-            self._decoder,
-            [rollout.token_ids for rollout in rollouts],
-            uniforms(seeds, max(limits)),
-            limits,
-            sorted(self.template.stop_ids),
-            choose_next,
-            lambda row: _name(rollouts[row].conversation),
+        job = Job(
+            prompts=[rollout.token_ids for rollout in rollouts],
+            uniform_BN=uniforms(seeds, max(limits)),
+            limits=limits,
+            stop_ids=sorted(self.template.stop_ids),
+            choose_next=choose_next,
+            name_of=lambda row: _name(rollouts[row].conversation),
         )
-        if work.cache_kind == "dynamic" and not self._told:
+        if self._decoder.cache_kind == "dynamic" and not self._told:
             self._told = True
             name = type(self._decoder.base).__name__
             log.warning("%s has layers other than plain attention; sampling with transformers' dynamic cache", name)
-        return done, work
+        return complete(self._decoder, job)
 
     def _room(self, rollout: Rollout) -> int:
         most = self.num_positions
@@ -254,7 +262,10 @@ class HFSampler:
             cut_by_context=len(cut) - at_limit,
             behavior_gap=gap / tokens if tokens else 0.0,
             seconds=seconds,
-            cache="dynamic" if any(work.cache_kind == "dynamic" for work in works) else "block",
+            cache=self._decoder.cache_kind,
+            shared_rows=sum(work.shared_rows for work in works),
+            copied_rows=sum(work.copied_rows for work in works),
+            not_shared=next((work.not_shared for work in works if work.not_shared), None),
         )
 
 

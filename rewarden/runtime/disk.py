@@ -128,7 +128,7 @@ def swap_in(source: Path, target: Path) -> None:
 
 
 def clean(folder: Path) -> list[str]:
-    """Remove what a killed process left half done in `folder`; returns one line for each thing removed or put back."""
+    """Remove what a run that did not finish left half done in `folder`; returns one line for each thing removed or put back."""
     lines: list[str] = []
     if not folder.is_dir():
         return lines
@@ -136,10 +136,10 @@ def clean(folder: Path) -> list[str]:
         kept = path.with_name(path.name.removeprefix(".swap-"))
         if path.name.startswith(".swap-") and not kept.exists():
             path.rename(kept)
-            lines.append(f"put back {kept}: it was being replaced when the last run was killed")
+            lines.append(f"put back {kept}: the last run did not finish replacing it")
         elif path.name.startswith((".tmp-", ".prune-", ".swap-")):
             remove(path)
-            lines.append(f"removed {path}: the last run was killed while writing or deleting it")
+            lines.append(f"removed {path}: the last run did not finish writing or deleting it")
     return lines
 
 

@@ -30,6 +30,7 @@ from rewarden.runtime.checkpoint import (
 )
 from rewarden.runtime.clock import Clock, phase, timed_by
 from rewarden.runtime.disk import remove, sync_tree, writing
+from rewarden.runtime.metrics import read_metrics
 from rewarden.runtime.ranks import Ranks
 from rewarden.runtime.report import RunFolder
 from rewarden.runtime.seed import capture_rng, restore_rng, seed_global
@@ -75,14 +76,28 @@ def _same(value: Any) -> Any:
     return value
 
 
+def _silent(state: Any, report: Mapping[str, float]) -> Sequence[str]:
+    """Nothing to say."""
+    return ()
+
+
+def _ignore(folder: Path) -> None:
+    """Nothing to do with it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """Something that runs in steps and can be resumed.
 
     train(state) yields one Tick per step from `state` on, up to `steps` in all. parts: what a checkpoint holds, by name.
     export(folder) writes the results under names of its own choice (such as folder/"model"); every rank calls it with a
-    folder, and only rank 0's is kept. columns: report keys to show instead of the default ones. dump_state and restore_state
-    turn the state into plain values and back; the default handles frozen dataclasses of numbers, tuples and tensors.
+    folder, and only rank 0's is kept. enter(folder) is told, on every rank and before the first step, of a folder in which the
+    job may keep what it has finished and no longer holds; it goes when the run is done. publish(folder) is called on rank 0
+    with the run folder, once the results lie in it and before the run counts as finished; it must bear being called again.
+    notes are lines for people before the first step; closing(state, report), called on rank 0 with the last state and the last
+    report, gives lines for the end, such as what was measured on held-out rows.
+    columns: report keys to show instead of the default ones. dump_state and restore_state turn the state into plain values
+    and back; the default handles frozen dataclasses of numbers, tuples and tensors.
     """
 
     title: str
@@ -91,7 +106,10 @@ class Job:
     train: Callable[[Any], Iterator[Tick]]
     parts: Mapping[str, Part]
     export: Callable[[Path], None]
+    enter: Callable[[Path], None] = _ignore
+    publish: Callable[[Path], None] = _ignore
     notes: Sequence[str] = ()
+    closing: Callable[[Any, Mapping[str, float]], Sequence[str]] = _silent
     columns: Sequence[str] = ()
     dump_state: Callable[[Any], Any] = _same
     restore_state: Callable[[Any], Any] = _same
@@ -164,6 +182,7 @@ class _Run:
             now = (self.fingerprint, self.recipe)
             if done and all((self.folder.path / name).exists() for name in done["exported"]):
                 check_same_run(self.folder.path, (done["fingerprint"], done["recipe"]), now, label="finished run")
+                self.folder.drop_work()
                 return _Found(lines=lines, done=done)
             step, path = 0, decide_resume(self.folder.checkpoints, resume)
             if path is not None:
@@ -172,6 +191,8 @@ class _Run:
                 step = saved.step
             elif self.folder.metrics.path.exists() or self.folder.checkpoints.exists():
                 lines.append(f"no checkpoint in {self.folder.checkpoints}: starting from the beginning")
+            if step == 0:
+                self.folder.drop_work()
             lines += self.folder.truncate(step)
             self.folder.write_recipe(self.recipe)
             self.folder.write_env(self.ranks)
@@ -202,13 +223,17 @@ class _Run:
                 said = (note for part in self.job.parts.values() for note in getattr(part, "notes", ()))
                 for line in (*found.lines, *self.job.notes, *said):
                     view.note(line)
+                self.job.enter(self.folder.work)
                 step, state = self.restore(found.checkpoint, view)
-                end, report = self.loop(step, state, view)
+                end, state, report = self.loop(step, state, view)
                 with writing(self.folder.path):
                     self.export(end)
                 view.note(
                     f"{self.job.title}: done, {end} steps, {time.monotonic() - began:.1f} s; results in {self.folder.path}"
                 )
+                if self.ranks.is_main:
+                    for line in self.job.closing(state, report or self.last_report()):
+                        view.note(f"{self.job.title}: {line}")
         finally:
             for tracker in self.trackers:
                 tracker.finish()
@@ -254,8 +279,13 @@ class _Run:
                 )
             )
 
-    def loop(self, step: int, state: Any, view: View) -> tuple[int, Mapping[str, float]]:
-        """Tick until the last step, or until the job ends by itself; returns the step reached and the last report."""
+    def last_report(self) -> Mapping[str, float]:
+        """The last line of metrics.jsonl: a run resumed after its last step has no report of its own."""
+        rows = read_metrics(self.folder.metrics.path)[-1:] if self.folder.metrics.path.exists() else []
+        return {name: value for row in rows for name, value in row.items() if name != "step"}
+
+    def loop(self, step: int, state: Any, view: View) -> tuple[int, Any, Mapping[str, float]]:
+        """Tick until the last step, or until the job ends by itself; returns the step, its state and the last report."""
         report: Mapping[str, float] = {}
         saved_at = first = step
         iterator = self.job.train(state) if step < self.job.steps else iter(())
@@ -288,7 +318,7 @@ class _Run:
             close = getattr(iterator, "close", None)
             if close is not None:
                 close()
-        return step, report
+        return step, state, report
 
     def timed(self, report: Mapping[str, float], clock: Clock, seconds: float) -> dict[str, float]:
         """The report with seconds per phase, of the whole step, and tokens per second."""
@@ -360,7 +390,11 @@ class _Run:
             if staging.exists():
                 remove(staging)
             staging.mkdir()
-            self.job.export(staging)
+            try:
+                self.job.export(staging)
+            except BaseException:
+                remove(staging)
+                raise
         self.ranks.on_main(lambda: self.close(step))
 
     def close(self, step: int) -> None:
@@ -369,4 +403,6 @@ class _Run:
         sync_tree(staging)
         self.folder.samples.flush(final=True)
         names = self.folder.take(staging)
+        self.job.publish(self.folder.path)
         self.folder.write_done({"step": step, "fingerprint": self.fingerprint, "recipe": self.recipe, "exported": names})
+        self.folder.drop_work()

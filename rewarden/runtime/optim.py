@@ -104,10 +104,14 @@ class Optimizer:
     weight would otherwise never move.
     """
 
-    def __init__(self, groups: Sequence[Group], total_steps: int) -> None:
-        """Groups must have distinct names and share no parameter; ConfigError says which does."""
+    def __init__(self, groups: Sequence[Group], total_steps: int, *, made_of: str = "") -> None:
+        """Groups must have distinct names and share no parameter; ConfigError says which does.
+
+        made_of: how the steps come about where they are not the steps of the run, such as "2 rounds of 4"; for messages.
+        """
         self.groups = tuple(groups)
         self.total_steps = total_steps
+        self._made_of = f" ({made_of})" if made_of else ""
         self.num_steps = 0
         self.num_skipped = 0
         self.skipped_in_a_row = 0
@@ -155,6 +159,14 @@ class Optimizer:
         self.num_skipped += 1
         self.skipped_in_a_row += 1
 
+    def restart(self) -> None:
+        """Begin anew with the parameters as they are now: no moments, no steps, the schedule at its start."""
+        self.zero_grad()
+        self._adamw.state.clear()
+        for key, copy in self._copies.items():
+            copy.copy_(self._parameters[key].detach())
+        self.num_steps = self.num_skipped = self.skipped_in_a_row = 0
+
     def zero_grad(self) -> None:
         """Forget all gradients."""
         for p in self._parameters.values():
@@ -198,7 +210,8 @@ class Optimizer:
         """Sentences for people: a group whose warm-up outlasts the training never reaches its learning rate."""
         warmups = {group.name: group.optim.num_warmup_steps(self.total_steps) for group in self.groups}
         return [
-            f"{name}: warmup_steps is {steps}, beyond the {self.total_steps} steps of the run; learning_rate is never reached"
+            f"{name}: warmup_steps is {steps}, beyond the {self.total_steps} optimizer steps of the run{self._made_of}; "
+            "learning_rate is never reached"
             for name, steps in warmups.items()
             if steps > self.total_steps > 0
         ]

@@ -1,6 +1,7 @@
 """The folder of one run: what ran, where, and what came of it.
 
-recipe.yaml  env.json  metrics.jsonl  samples.parquet  checkpoints/  done.json  lock   and what the job exports (model/, ...)
+recipe.yaml  env.json  metrics.jsonl  samples.parquet  checkpoints/  done.json  lock   and what the job exports (model/, ...);
+while it runs also work/, what a job has finished and no longer holds in memory
 """
 
 import importlib.metadata
@@ -18,7 +19,7 @@ import torch
 import yaml
 
 from rewarden.errors import ResumeError, RewardenError
-from rewarden.runtime.disk import clean, swap_in, write_atomic, writing
+from rewarden.runtime.disk import clean, remove, swap_in, write_atomic, writing
 from rewarden.runtime.lock import FolderLock
 from rewarden.runtime.metrics import Metrics
 from rewarden.runtime.ranks import Ranks
@@ -34,6 +35,7 @@ RESULTS = (
     "recipe.yaml",
     "tensorboard",
     "wandb",
+    "work",
 )
 
 
@@ -46,6 +48,7 @@ class RunFolder:
         self.env = self.path / "env.json"
         self.checkpoints = self.path / "checkpoints"
         self.done = self.path / "done.json"
+        self.work = self.path / "work"
         self.metrics = Metrics(self.path / "metrics.jsonl")
         self._lock = FolderLock(self.path / "lock")
         self._samples: Samples | None = None
@@ -71,6 +74,12 @@ class RunFolder:
     def close(self) -> None:
         """Let go of the lock."""
         self._lock.release()
+
+    def drop_work(self) -> None:
+        """Remove what a job kept in `work` beside its checkpoints."""
+        if self.work.exists():
+            with writing(self.work):
+                remove(self.work)
 
     def truncate(self, step: int) -> list[str]:
         """Drop metrics and samples of steps after `step`, which will be done again; returns lines for people."""

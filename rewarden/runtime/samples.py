@@ -22,6 +22,9 @@ from rewarden.runtime.disk import append, sync_file, sync_folder, writing
 TAIL_ROWS = 256
 """The tail is merged when it has at least this many rows, and a quarter of the file's."""
 
+ROW_GROUP = 4096
+"""Rows of one row group of the file, so that a reader can take the texts piece by piece."""
+
 
 class Samples:
     """The samples of one run; `path` is the parquet file, `tail` what has not been merged yet."""
@@ -83,8 +86,9 @@ class Samples:
             table = pq.read_table(self.path) if self.path.exists() else pa.table({})
             reading, rows = self.tail, []
             if self.tail.exists():
-                for line in self.tail.read_text(encoding="utf-8").splitlines(keepends=True):
-                    if line.endswith("\n"):  # a torn last line is of a step that will be done again
+                # as bytes: a text may hold U+2028, at which str.splitlines would cut its line
+                for line in self.tail.read_bytes().splitlines(keepends=True):
+                    if line.endswith(b"\n"):  # a torn last line is of a step that will be done again
                         entry = json.loads(line)
                         if entry["n"] >= table.num_rows:
                             rows.append(entry["row"])
@@ -101,7 +105,7 @@ class Samples:
         with writing(self.path):
             try:
                 with temporary.open("wb") as file:
-                    pq.write_table(table, file, compression="zstd")
+                    pq.write_table(table, file, compression="zstd", row_group_size=ROW_GROUP)
                     file.flush()
                     os.fsync(file.fileno())
             except OSError:

@@ -57,11 +57,13 @@ def columns_for(keys: Sequence[str]) -> tuple[Column, ...]:
 
 
 def shares(report: Mapping[str, float]) -> dict[str, float]:
-    """Share of the step's time per phase, largest first; what no phase claims is "other"."""
+    """Share of the step's time per phase, largest first; what no phase claims is "other". Without any phase there are none."""
     total = report.get("time/step", 0.0)
     if total <= 0:
         return {}
     spent = {key.removeprefix("time/"): v for key, v in report.items() if key.startswith("time/") and key not in NOT_PHASES}
+    if not spent:
+        return {}
     spent["other"] = max(total - sum(spent.values()), 0.0)
     return {name: value / total for name, value in sorted(spent.items(), key=lambda item: -item[1]) if value >= 0.005 * total}
 

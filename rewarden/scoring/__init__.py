@@ -6,6 +6,7 @@ length        a penalty on length
 regex         a pattern the answer must hold
 gold          the known truth of a built-in world
 sum           a weighted sum of the above
+registered    any of them, by its name in a registry (models.yaml)
 """
 
 from collections.abc import Mapping
@@ -13,9 +14,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from rewarden.errors import ConfigError
 from rewarden.protocols import Scorer
+from rewarden.scoring.aggregate import Aggregate, combine
 from rewarden.scoring.combine import SumReward, SumScorer
 from rewarden.scoring.function import FunctionReward, FunctionScorer
 from rewarden.scoring.gold import GoldReward, GoldScorer
+from rewarden.scoring.registry import RegisteredReward
 from rewarden.scoring.report import score_report, status_counts
 from rewarden.scoring.reward_model import LearnedReward, RewardModelScorer
 from rewarden.scoring.rules import LengthReward, LengthScorer, RegexReward, RegexScorer
@@ -28,6 +31,7 @@ SCORERS: Mapping[str, type[Spec]] = {
     "regex": RegexReward,
     "gold": GoldReward,
     "sum": SumReward,
+    "registered": RegisteredReward,
 }
 """The rewards by kind; `kind: "my_file.py:MyReward"` names a Spec of your own with a `build()` that returns a `Scorer`."""
 
@@ -68,8 +72,14 @@ def build_scorer(raw: Mapping[str, Any] | Spec, where: str = "") -> Scorer:
     return scorer
 
 
+def notes_of(scorer: Scorer) -> tuple[str, ...]:
+    """What a scorer has to say before its first score: its `notes`, where it has any."""
+    return tuple(getattr(scorer, "notes", ()))
+
+
 __all__ = [
     "SCORERS",
+    "Aggregate",
     "FunctionReward",
     "FunctionScorer",
     "GoldReward",
@@ -77,6 +87,7 @@ __all__ = [
     "LearnedReward",
     "LengthReward",
     "LengthScorer",
+    "RegisteredReward",
     "RegexReward",
     "RegexScorer",
     "RewardModelScorer",
@@ -84,6 +95,8 @@ __all__ = [
     "SumReward",
     "SumScorer",
     "build_scorer",
+    "combine",
+    "notes_of",
     "parse_scorer",
     "score_report",
     "status_counts",

@@ -62,12 +62,21 @@ def ok(
 
     Errors: ScoreError with the row shown when the value or a member is not finite; `hint` ends its first line.
     """
-    if not all(math.isfinite(number) for number in (value, *members)):
-        got = f"{value}" if math.isfinite(value) or not members else f"{value} (members {list(members)})"
-        raise ScoreError(
-            f"{scorer}: got {got} for {where_of(conversation)}; a score is a finite number{hint}\n{shown(conversation)}"
-        )
+    refuse_not_finite([value], conversation, scorer, hint=hint)
+    refuse_not_finite(members, conversation, scorer, hint=hint)
     return Score(value=value, members=tuple(members), parts=dict(parts or {}))
+
+
+def refuse_not_finite(members: Sequence[float], conversation: Conversation, scorer: str, *, hint: str = "") -> None:
+    """ScoreError with the row shown, and the member named where there are several, when a number is not finite."""
+    bad = [place for place, number in enumerate(members) if not math.isfinite(number)]
+    if bad:
+        got = f"got {members[bad[0]]}"
+        if len(members) > 1:
+            got = f"member {bad[0]} (of members 0 to {len(members) - 1}) gave {members[bad[0]]}"
+        raise ScoreError(
+            f"{scorer}: {got} for {where_of(conversation)}; a score is a finite number{hint}\n{shown(conversation)}"
+        )
 
 
 def without_value(status: str) -> Score:

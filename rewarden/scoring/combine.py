@@ -84,11 +84,13 @@ class SumScorer:
     """The weighted sum of scorers.
 
     `parts["NAME"]` is a scorer's own value, `parts["NAME/weighted"]` its share of the sum, `parts["NAME/PART"]` its parts. With
-    one ensemble among the scorers the members of the sum are the sums with each of its members, so their mean is the value.
+    one ensemble among the scorers the members of the sum are the sums with each of its members as it scores; their mean is the
+    value where the ensemble's own aggregate is the mean.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = tuple(parts)
+        self.notes = tuple(f"{part.name}: {note}" for part in self.parts for note in getattr(part.scorer, "notes", ()))
 
     def score(self, conversations: Sequence[Conversation]) -> list[Score]:
         """One score per conversation; every scorer sees all of them at once."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from rewarden.scoring.answer import split_answer
 from rewarden.scoring.reward_model import RewardModelScorer
-from rewarden.text.collate import collate
 from rewarden.text.trace import Piece
 from rewarden.types import Conversation, Span
 
@@ -20,15 +19,15 @@ WITHOUT_END_OF_TURN = "without_end_of_turn"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The scores, one per head, read at a position of the row."""
+    """The scores read at a position of the row: one per member, their aggregate, and how far the members are apart.
+
+    `std` is the population standard deviation of the members as the aggregate's rule sees them.
+    """
 
     position: int
     scores: tuple[float, ...]
-
-    @property
-    def value(self) -> float:
-        """Mean over heads, as a scorer gives it."""
-        return sum(self.scores) / len(self.scores)
+    value: float
+    std: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +85,10 @@ def explain(scorer: RewardModelScorer, conversation: Conversation) -> Explanatio
     last, end = explanation.scored_position, explanation.end_of_turn_position
     positions = {AS_SCORED: last, AT_END_OF_TURN: end, WITHOUT_END_OF_TURN: end - 1}
     kept = {name: at for name, at in positions.items() if at >= 0 and not (name == AT_END_OF_TURN and end == last)}
-    device = next(scorer.reward_model.model.parameters()).device
-    tokens = collate([rollout.token_ids[: at + 1] for at in kept.values()]).to(device)
-    score_BK = scorer.reward_model.score(tokens).tolist()
+    score_BK = scorer.member_scores([rollout.token_ids[: at + 1] for at in kept.values()])
+    value_B, std_B = scorer.aggregated(score_BK, [conversation] * len(kept))
+    read = zip(kept.items(), score_BK.tolist(), value_B.tolist(), std_B.tolist(), strict=True)
     readings = {
-        name: Reading(position=at, scores=tuple(score_K)) for (name, at), score_K in zip(kept.items(), score_BK, strict=True)
+        name: Reading(position=at, scores=tuple(score_K), value=value, std=std) for (name, at), score_K, value, std in read
     }
     return replace(explanation, readings=readings)

@@ -1,37 +1,39 @@
 """A learned reward: a sequence classifier that reads the text in its own words.
 
 The conversation is rendered from its text with the reward model's own tokenizer and template, so policy and reward model may
-come from different families. The score is the head's output at the last real token of the render, the same ids that
-reward training sees. Distinct renders are scored once, longest first, in sub-batches of a bounded number of padded tokens.
+come from different families. A member's score is its head's output at the last real token of the render, the same ids that
+reward training sees; an ensemble's is the aggregate of its members. Distinct renders are scored once, longest first, in
+sub-batches of a bounded number of padded tokens.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from rewarden.errors import ConfigError
-from rewarden.maths import mean
-from rewarden.models.load import Model, freeze
-from rewarden.models.reward import RewardModel, load_reward_model
-from rewarden.models.trunk import position_limit
-from rewarden.scoring.answer import ok, split_answer, without_value
+from rewarden.errors import ConfigError, ScoreError
+from rewarden.maths import disagreement
+from rewarden.models.ensemble import RewardEnsemble, load_ensemble
+from rewarden.models.load import Model
+from rewarden.scoring.aggregate import GROUP_NEEDED, NO_SCALE, Aggregate, comparable
+from rewarden.scoring.answer import ok, refuse_not_finite, shown, split_answer, where_of, without_value
 from rewarden.spec import Spec
 from rewarden.text.collate import collate
 from rewarden.text.render import load_template
-from rewarden.types import Conversation, Score, TokenBatch
+from rewarden.types import Conversation, Message, Score
 
 Ids = tuple[int, ...]
 
 
 class LearnedReward(Spec):
-    """A reward model on disk or on the hub, with its own tokenizer and template."""
+    """A reward model on disk or on the hub, single or an ensemble, with its own tokenizer and template."""
 
     path: str
-    """Folder or hub id of the reward model: a sequence classifier, or a PEFT adapter of one."""
+    """Folder or hub id of the reward model: a sequence classifier, a PEFT adapter of one, or an ensemble of Rewarden."""
     revision: str | None = None
     """Hub revision."""
     template: str | None = None
@@ -44,13 +46,26 @@ class LearnedReward(Spec):
     """Padded tokens per forward pass; changes memory and speed, never the score."""
     device: str = "auto"
     """Where it runs; auto is this process's GPU when there is one, else the CPU."""
+    aggregate: Aggregate = Aggregate()
+    """How the scores of an ensemble's members become one."""
+    reference_column: str = "reference"
+    """The column with the text of a reference answer, for aggregate.center: reference."""
 
     def build(self) -> "RewardModelScorer":
-        """Load model, tokenizer and template, frozen."""
+        """Load model, tokenizer and template, frozen.
+
+        Errors: ConfigError for an aggregate that this model's members do not allow, or that needs more than one text at a time.
+        """
         device = _device(self.device)
-        reward_model = load_reward_model(self.model(), device=device)
-        freeze(reward_model.model).to(device)
-        return RewardModelScorer(reward_model, max_length=self.max_length, max_tokens=self.max_tokens)
+        members = load_ensemble(self.model(), device=device).to(device)
+        return RewardModelScorer(
+            members,
+            max_length=self.max_length,
+            max_tokens=self.max_tokens,
+            aggregate=self.aggregate,
+            reference_column=self.reference_column,
+            device=device,
+        )
 
     def model(self) -> Model:
         """The `model:` part that describes it."""
@@ -59,51 +74,134 @@ class LearnedReward(Spec):
 
 
 class RewardModelScorer:
-    """Scores conversations with a reward model; dropout is switched off.
+    """Scores conversations with a reward model, single or an ensemble; dropout is switched off.
 
-    `members` holds one score per head, `value` is their mean. A text longer than `max_length` (or than the model has
-    positions) gets status "too_long"; nothing is cut.
+    `members` of a score are what each member gives, `value` is their aggregate, and `parts["std"]` the population standard
+    deviation of the members as the rule sees them. A text longer than `max_length` (or than the model has positions) gets
+    status "too_long"; nothing is cut.
     """
 
-    def __init__(self, reward_model: RewardModel, *, max_length: int | None = None, max_tokens: int = 4096) -> None:
-        self.reward_model = reward_model
-        self.template = load_template(reward_model.tokenizer, reward_model.template_kind, generates=False)
-        limits = (max_length, position_limit(reward_model.model))
+    def __init__(
+        self,
+        members: RewardEnsemble,
+        *,
+        max_length: int | None = None,
+        max_tokens: int = 4096,
+        aggregate: Aggregate | None = None,
+        reference_column: str = "reference",
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.members = members
+        self.template = load_template(members.tokenizer, members.template_kind, generates=False)
+        limits = (max_length, members.num_positions)
         self.max_length = min((limit for limit in limits if limit is not None), default=None)
         self.max_tokens = max_tokens
-        reward_model.model.eval()
+        self.aggregate = aggregate or Aggregate()
+        self.reference_column = reference_column
+        self.device = torch.device(device)
+        self.notes = _notes(self.aggregate, members)
+        for module in members.modules():
+            module.eval()
 
     def score(self, conversations: Sequence[Conversation]) -> list[Score]:
         """One score per conversation, in order.
 
         Errors: ScoreError for a conversation that does not end with the assistant, or a score that is not finite.
         """
-        renders = [self._render(row) for row in conversations]
-        scores = self._score_distinct({ids for ids in renders if self.fits(ids)})
-        return [
-            self._score(row, scores[ids]) if self.fits(ids) else without_value("too_long")
-            for row, ids in zip(conversations, renders, strict=True)
-        ]
+        rows = [self._rendered(row) for row in conversations]
+        there = [all(self.fits(ids) for ids in row.renders) for row in rows]
+        usable = [row for row, fit in zip(rows, there, strict=True) if fit]
+        scores = self._score_distinct({ids for row in usable for ids in row.renders})
+        for row in usable:
+            for ids in row.renders:
+                refuse_not_finite(scores[ids].tolist(), row.conversation, "reward model")
+        found = iter(self._scores(usable, scores))
+        return [next(found) if fit else without_value("too_long") for fit in there]
 
     def fits(self, ids: Ids) -> bool:
         """Whether a render is short enough to be scored."""
         return self.max_length is None or len(ids) <= self.max_length
 
-    def _render(self, row: Conversation) -> Ids:
+    def member_scores(self, ids: Sequence[Ids]) -> Float[Tensor, "B K"]:
+        """What each member gives for rendered texts, raw, in one pass; float32 on the CPU."""
+        return self.members.score(collate(ids).to(self.device)).float().cpu()
+
+    def aggregated(self, score_BK: Float[Tensor, "B K"], rows: Sequence[Conversation]) -> tuple[Tensor, Tensor]:
+        """(values, spreads), both [B], of raw member scores of texts of these conversations.
+
+        Errors: ScoreError where a reference answer is asked for and a row has none.
+        """
+        if self.aggregate.center != "reference":
+            return self._aggregated(score_BK, None)
+        references = [self.template.render(self._reference(row)).token_ids for row in rows]
+        found = self._score_distinct(set(references))
+        return self._aggregated(score_BK, torch.stack([found[ids] for ids in references]))
+
+    def _aggregated(self, score_BK: Tensor, reference_BK: Tensor | None) -> tuple[Tensor, Tensor]:
+        seen_BK = comparable(score_BK, self.aggregate, calibration=self.members.calibration, reference_BK=reference_BK)
+        return self.aggregate.of_members()(seen_BK), disagreement(seen_BK)
+
+    def _rendered(self, row: Conversation) -> "_Rendered":
         split_answer(row)
-        return self.template.render(row).token_ids
+        rows = (row, self._reference(row)) if self.aggregate.center == "reference" else (row,)
+        return _Rendered(row, tuple(self.template.render(one).token_ids for one in rows))
+
+    def _reference(self, row: Conversation) -> Conversation:
+        text = row.meta.get(self.reference_column)
+        if not isinstance(text, str):
+            raise ScoreError(
+                f"{where_of(row)}: its column {self.reference_column!r} is {text!r}; aggregate.center: reference needs the "
+                f"text of an answer there\n{shown(row)}"
+            )
+        return replace(row, messages=(*row.messages[:-1], Message(role="assistant", text=text)))
 
     @torch.no_grad()
     def _score_distinct(self, renders: set[Ids]) -> dict[Ids, Float[Tensor, " K"]]:
         scores: dict[Ids, Tensor] = {}
         for rows in sub_batches(renders, max_tokens=self.max_tokens):
-            score_BK = self.reward_model.score(_on_device(collate(rows), self.reward_model.model)).float().cpu()
-            scores |= dict(zip(rows, score_BK, strict=True))
+            scores |= dict(zip(rows, self.member_scores(rows), strict=True))
         return scores
 
-    def _score(self, row: Conversation, score_K: Float[Tensor, " K"]) -> Score:
-        value = float(mean(score_K.unsqueeze(0))[0])
-        return ok(value, row, "reward model", members=score_K.tolist())
+    def _scores(self, rows: Sequence["_Rendered"], scores: Mapping[Ids, Tensor]) -> list[Score]:
+        """The scores of rows whose member scores are all finite."""
+        if not rows:
+            return []
+        score_BK, *reference = (
+            torch.stack([scores[ids] for ids in column]) for column in zip(*(row.renders for row in rows), strict=True)
+        )
+        value_B, std_B = self._aggregated(score_BK, reference[0] if reference else None)
+        several = score_BK.shape[1] > 1
+        return [
+            ok(value, row.conversation, "reward model", members=members, parts={"std": std} if several else {})
+            for row, members, value, std in zip(rows, score_BK.tolist(), value_B.tolist(), std_B.tolist(), strict=True)
+        ]
+
+
+class _Rendered(NamedTuple):
+    """A conversation, its render, and that of the reference answer where the aggregate asks for it."""
+
+    conversation: Conversation
+    renders: tuple[Ids, ...]
+
+
+def _notes(aggregate: Aggregate, members: RewardEnsemble) -> tuple[str, ...]:
+    """What a user should know about the aggregate, before the first score.
+
+    Errors: ConfigError for an aggregate that these members do not allow.
+    """
+    known = members.calibration is not None
+    aggregate.check_members(members.num_members)
+    center = aggregate.centering(members.num_members, has_group=False, has_calibration=known)
+    if center == "group":
+        raise ConfigError(GROUP_NEEDED)
+    if aggregate.scale and not known:
+        raise ConfigError(NO_SCALE)
+    if aggregate.center == "auto" and aggregate.rule != "mean" and members.num_members > 1 and center == "none":
+        return (
+            f"its {members.num_members} members are not centered before {aggregate.rule}: the model holds no moments of its "
+            "scores; where members differ by a constant, that constant decides",
+        )
+    return ()
 
 
 def sub_batches(renders: set[Ids], *, max_tokens: int) -> Iterator[list[Ids]]:
@@ -117,11 +215,6 @@ def sub_batches(renders: set[Ids], *, max_tokens: int) -> Iterator[list[Ids]]:
         size = max(1, max_tokens // max(1, len(ordered[start])))
         yield ordered[start : start + size]
         start += size
-
-
-def _on_device(tokens: TokenBatch, model: nn.Module) -> TokenBatch:
-    device = next(model.parameters()).device
-    return TokenBatch(ids_BT=tokens.ids_BT.to(device), mask_BT=tokens.mask_BT.to(device), length_B=tokens.length_B.to(device))
 
 
 def _device(name: str) -> torch.device:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rewarden.algos.ppo import PPO
+from rewarden.algos.ppo_config import PPO
 from rewarden.algos.reward import Reward
 from rewarden.algos.sft import SFT
 from rewarden.data.sources import Data
@@ -29,12 +29,14 @@ EXPANSIONS = {
         "GROUP": ("reward",),
         "PHASE": ("checkpoint",),
         "BUCKET": ("preferred_shorter", "similar_length", "preferred_longer"),
+        "MEMBER": ("0", "1"),
     },
     "ppo": {
         "GROUP": ("policy", "critic"),
         "PHASE": ("rollout", "score", "prepare", "update", "evaluate", "checkpoint"),
         "STATUS": ("not_applicable",),
-        "NAME": ("learned", "learned/weighted", "rule", "rule/weighted", "rule/length"),
+        "NAME": ("learned", "learned/weighted", "learned/std", "rule", "rule/weighted", "rule/length"),
+        "MEMBER": ("0", "1"),
     },
 }
 """What a word in capitals stands for, by job."""
@@ -64,6 +66,9 @@ def jobs(files) -> dict[str, list[Spec]]:
     dialogues, heldout = Data(path=str(files.dialogues)), Data(path=str(files.heldout))
     pairs = Data(path=str(files.pairs))
     reward = Reward(model=model, data=pairs, eval_data=pairs, train_batch_size=8, max_steps=2)
+    members = changed(reward, num_members=2, max_steps=1)
+    adapted = changed(reward, eval_data=None, max_steps=1, num_members=2, model=changed(model, lora_r=2))
+    more = changed(adapted, diversity_coef=0.1, lm_coef=1.0)
     ppo = PPO(
         policy=model,
         reward={"kind": "reward_model", "path": str(files.reward)},
@@ -78,7 +83,7 @@ def jobs(files) -> dict[str, list[Spec]]:
     )
     return {
         "sft": [SFT(model=model, data=dialogues, eval_data=heldout, train_batch_size=8, max_steps=2)],
-        "reward": [reward, changed(reward, eval_data=None, max_steps=1, center_rewards_coefficient=0.01)],
+        "reward": [reward, changed(reward, eval_data=None, max_steps=1, center_rewards_coefficient=0.01), members, more],
         "ppo": [
             ppo,
             changed(ppo, eval_data=None, max_steps=1, vf_coef=0.0),

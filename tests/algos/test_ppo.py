@@ -6,52 +6,23 @@ import pytest
 import torch
 
 from rewarden.algos import ppo
-from rewarden.algos.actors import load_prompt_rollouts
-from rewarden.algos.evaluation import sample_and_score
-from rewarden.algos.ppo import PPO, State
+from rewarden.algos.facts import self_check
+from rewarden.algos.ppo_config import PPO
+from rewarden.algos.ppo_loss import loss
+from rewarden.algos.ppo_prepare import prepare
+from rewarden.algos.ppo_rounds import State
 from rewarden.algos.scores import process_scores
 from rewarden.data.sources import Data
 from rewarden.errors import ScoreError
 from rewarden.maths import Moments
 from rewarden.models.load import Model
 from rewarden.rollout.hf import Sampling
-from rewarden.runtime.ranks import Ranks
-from rewarden.runtime.seed import seed_of
 from rewarden.types import Score
+from tests.reports.short_runs import ALONE, ppo_config, prepared
 
 
 def config(files, **changes) -> PPO:
-    fields = {
-        "policy": Model(model_name_or_path=str(files.policy)),
-        "reward": {"kind": "reward_model", "path": str(files.reward)},
-        "data": Data(path=str(files.prompts)),
-        "sampling": Sampling(max_completion_length=6),
-        "max_steps": 2,
-        "rollout_batch_size": 8,
-        "mini_batch_size": 4,
-        "num_ppo_epochs": 1,
-    }
-    return PPO(**{**fields, **changes})
-
-
-def round_of(cfg: PPO):
-    """Actors and the first prepared round."""
-    ranks = Ranks.single("cpu")
-    actors = ppo.build_actors(
-        policy=cfg.policy,
-        reward=cfg.reward,
-        critic=cfg.critic,
-        critic_head=cfg.critic_head,
-        with_critic=True,
-        sampling=cfg.sampling,
-        head_seed=cfg.seed,
-        ranks=ranks,
-    )
-    prompts = load_prompt_rollouts(cfg.data, actors.template, cfg.max_prompt_length).rollouts[: cfg.rollout_batch_size]
-    seeds = [seed_of("test", i) for i in range(len(prompts))]
-    scored = sample_and_score(actors, prompts, seeds=seeds, policy_version=0)
-    batch, moments, facts = ppo.prepare(actors, scored, Moments(), cfg, ranks)
-    return actors, scored, batch, moments, facts, ranks
+    return ppo_config(files, **{"reward": {"kind": "reward_model", "path": str(files.reward)}, **changes})
 
 
 def with_config(source, target, **changes):
@@ -78,14 +49,14 @@ def test_ratio_is_one_and_kl_zero_before_the_first_step(world_files, tmp_path, v
     if variant == "lora":
         lora = {"lora_r": 4}
     cfg = config(world_files, policy=Model(model_name_or_path=str(policy), **lora))
-    actors, scored, batch, _, facts, ranks = round_of(cfg)
+    actors, scored, batch, facts = prepared(cfg)
     if variant == "pad_is_eos":
         assert actors.template.tokenizer.pad_token_id == actors.template.tokenizer.eos_token_id
-    check = ppo.self_check(actors, [batch], ranks)
+    check = self_check(actors, [batch], ALONE)
     assert check["check/log_ratio_max"] <= 1e-5
     assert check["check/kl_max"] <= 1e-5
     assert abs(facts["kl/k3"]) <= 1e-5
-    terms = ppo.loss(actors, batch, cfg)
+    terms = loss(actors, batch, cfg)
     mask = terms["policy/ratio"].mask_BT
     assert int(mask.sum()) == sum(len(item.rollout.logp_sampler) for item in scored)
     torch.testing.assert_close(terms["policy/ratio"].value_BT[mask], torch.ones(int(mask.sum())), atol=1e-5, rtol=0)
@@ -94,7 +65,7 @@ def test_ratio_is_one_and_kl_zero_before_the_first_step(world_files, tmp_path, v
 
 
 def test_the_sampler_and_the_trainer_agree_on_log_probs(world_files):
-    _, _, _, _, facts, _ = round_of(config(world_files))
+    _, _, _, facts = prepared(config(world_files))
     assert facts["rollout/logp_gap_max"] <= 1e-4
     assert facts["rollout/logp_gap_tokens"] == 0
 
@@ -102,11 +73,11 @@ def test_the_sampler_and_the_trainer_agree_on_log_probs(world_files):
 def test_rewards_and_returns_of_a_round_match_a_scalar_loop(world_files):
     """Scores, KL, GAE and whitening redone token by token in float64 from logits of plain forward passes."""
     cfg = config(world_files, beta=0.3, lam=0.9, gamma=0.97, reward_clip=1.0)
-    actors, scored, batch, _, _, _ = round_of(cfg)
+    actors, scored, batch, _ = prepared(cfg)
     with torch.no_grad():
         for p in actors.policy.parameters():
             p.add_(0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
-    batch, _, facts = ppo.prepare(actors, scored, Moments(), cfg, Ranks.single("cpu"))
+    batch, _, facts = prepare(actors, scored, Moments(), cfg, ALONE)
     raw = [item.score.value for item in scored]
     mean = sum(raw) / len(raw)
     std = (sum((x - mean) ** 2 for x in raw) / (len(raw) - 1)) ** 0.5
@@ -142,14 +113,14 @@ def test_rewards_and_returns_of_a_round_match_a_scalar_loop(world_files):
 
 def test_a_score_that_does_not_apply_leaves_its_rollout_out(world_files):
     cfg = config(world_files)
-    actors, scored, _, _, _, ranks = round_of(cfg)
+    actors, scored, _, _ = prepared(cfg)
     some = [
         dataclasses.replace(item, score=Score(value=float("nan"), status="not_applicable")) if i % 2 else item
         for i, item in enumerate(scored)
     ]
-    mixed, moments, facts = ppo.prepare(actors, some, Moments(), cfg, ranks)
-    alone, moments_alone, facts_alone = ppo.prepare(
-        actors, [item for i, item in enumerate(scored) if i % 2 == 0], Moments(), cfg, ranks
+    mixed, moments, facts = prepare(actors, some, Moments(), cfg, ALONE)
+    alone, moments_alone, facts_alone = prepare(
+        actors, [item for i, item in enumerate(scored) if i % 2 == 0], Moments(), cfg, ALONE
     )
     assert facts["score/unscored"] == len(scored) // 2
     assert moments == moments_alone
@@ -161,12 +132,12 @@ def test_a_score_that_does_not_apply_leaves_its_rollout_out(world_files):
 
 def test_microbatches_and_row_order_do_not_change_the_loss(world_files):
     cfg = config(world_files)
-    actors, _, batch, _, _, _ = round_of(cfg)
+    actors, _, batch, _ = prepared(cfg)
 
     def total(parts):
         value = count = 0.0
         for part in parts:
-            term = ppo.loss(actors, part, cfg)["policy"]
+            term = loss(actors, part, cfg)["policy"]
             value += float((term.value_BT.detach() * term.mask_BT).sum())
             count += float(term.mask_BT.sum())
         return value / count
@@ -222,7 +193,7 @@ def undefined(completions, **_):
 
 
 def run(cfg):
-    job = ppo.build(cfg, Ranks.single("cpu"))
+    job = ppo.build(cfg, ALONE)
     return job.train(job.start)
 
 
@@ -270,5 +241,5 @@ def test_temperature_zero_is_refused_when_the_recipe_is_read(world_files):
 def test_prompts_that_leave_no_room_for_an_answer_are_dropped_at_the_start(world_files, tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("Hello", "cheap " * 330)))
-    job = ppo.build(config(world_files, data=Data(path=str(file)), max_prompt_length=None), Ranks.single("cpu"))
+    job = ppo.build(config(world_files, data=Data(path=str(file)), max_prompt_length=None), ALONE)
     assert "prompts: 1 prompts, 1 longer than 319 tokens dropped" in job.notes

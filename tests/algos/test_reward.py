@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from rewarden.algos import reward
-from rewarden.algos.reward import EncodedPair, Reward, encode_pairs, evaluate, prepare
+from rewarden.algos.pairs import EncodedPair, encode_pairs
+from rewarden.algos.reward import Reward, prepare
+from rewarden.algos.reward_evaluation import Exam, evaluate
+from rewarden.algos.reward_families import Together
 from rewarden.data.sources import Data, load_comparisons
 from rewarden.errors import DataError
 from rewarden.models.load import Model, load_tokenizer
@@ -78,10 +81,16 @@ def test_a_tie_pulls_equal_scores_nowhere(world_files):
     assert all(p.grad is None or float(p.grad.abs().max()) < 1e-5 for p in model.model.parameters())
 
 
-def test_equal_scores_count_half_in_the_accuracy():
-    """Specification T17: chosen [2, .5, 1], rejected [1, 1, 1] gives .5, not the .333 of counting ties as wrong."""
-    difference = torch.tensor([2.0, 0.5, 1.0]) - 1.0
-    assert float(reward._half_tie_accuracy(difference).mean()) == 0.5
+def test_equal_scores_count_half_in_the_accuracy(world_files):
+    """Specification T17: a pair and its swap give 1 and 0, and .5 both when a head of zeros scores all texts alike."""
+    cfg = config(world_files)
+    model = load_reward_model(cfg.model, head="fresh", head_seed=0)
+    pair = replace(pairs_of(cfg)[0], preference=1.0)
+    swapped = replace(pair, chosen_ids=pair.rejected_ids, rejected_ids=pair.chosen_ids)
+    batch = prepare([pair, swapped], CPU, margin_scale=1.0, num_heads=1)
+    assert sorted(reward.loss(model, batch, cfg, None)["reward/accuracy"].value_BT[:, 0].tolist()) == [0.0, 1.0]
+    torch.nn.init.zeros_(model.model.score.weight)
+    assert reward.loss(model, batch, cfg, None)["reward/accuracy"].value_BT[:, 0].tolist() == [0.5, 0.5]
 
 
 def test_heads_trained_together_have_the_mean_of_their_losses(world_files):
@@ -117,11 +126,10 @@ def test_training_learns_a_planted_preference_for_longer_answers(world_files, tm
         planted = list(pairs)
     job = reward.build(cfg, Ranks.single("cpu"))
     model = load_reward_model(cfg.model, head="fresh", head_seed=0)
-    from rewarden.models.load import trainable
-    from rewarden.runtime.optim import Group, Optim, Optimizer
-
-    optimizer = Optimizer([Group("reward", trainable(model.model), Optim(learning_rate=2e-3))], 200)
-    ticks = list(reward.train(model, planted, dict, optimizer, None, Ranks.single("cpu"), cfg, 40, reward.State()))
+    ranks = Ranks.single("cpu")
+    exam = Exam.of(planted, (), ranks, 8)
+    team = Together(cfg, model, exam, 200)
+    ticks = list(reward.train(team, planted, exam, ranks, cfg, 40, reward.State()))
     assert ticks[-1].report["loss/preference"] < 0.3
     final = evaluate(model, planted, Ranks.single("cpu"), 8)
     assert final["eval/accuracy"] >= 0.9

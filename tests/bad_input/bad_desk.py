@@ -52,6 +52,16 @@ after: {model_name_or_path: $policy}
 data: {path: $prompts}
 sampling: {max_completion_length: 4}
 """,
+    "vote.yaml": """
+kind: vote
+data: {path: $pairs}
+scorers: {mine: {kind: reward_model, path: $ensemble}}
+""",
+    "average.yaml": """
+kind: average
+models: [{model_name_or_path: $reward}, {model_name_or_path: $reward}]
+view: "off"
+""",
     "chain.yaml": """
 stages:
   - {stage: start, kind: world_start, num_dialogues: 2, num_heldout: 1}

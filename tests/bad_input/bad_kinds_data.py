@@ -350,6 +350,27 @@ DATA = [
         ("data: part is 'train' but holdout_prompts is 0", "part: all"),
     ),
     Kind(
+        "a fold beyond the last",
+        "run sft.yaml data.folds=2 data.fold=2 data.part=train",
+        ("data: fold is 2 and folds is 2; folds count from 0",),
+    ),
+    Kind(
+        "folds and held-out prompts at once",
+        "run sft.yaml data.folds=2 data.fold=0 data.part=train data.holdout_prompts=3",
+        ("data: folds is 2 and holdout_prompts is 3", "set one of them"),
+    ),
+    Kind(
+        "preference strength that nobody voted on",
+        "run reward.yaml strength={soft_labels: true}",
+        (":1: column 'mean preference difference' is None", "kind: vote"),
+    ),
+    Kind(
+        "preference strength of a pair with a margin of its own",
+        "run reward.yaml strength={flip_share: 0.1} data.path=rows.jsonl",
+        ("rows.jsonl:1: margin is 1, of the side that strength may turn round", "leave strength out"),
+        files={"rows.jsonl": [{"prompt": "q", "chosen": "a", "rejected": "b", "margin": 1, "mean preference difference": 2}]},
+    ),
+    Kind(
         "every row longer than the limit",
         "run sft.yaml data.path=rows.jsonl max_length=2",
         ("rows.jsonl: no row is left to train on", "1 longer than 2 tokens dropped", "raise max_length"),

@@ -1,6 +1,7 @@
 """Bad models: folders that are incomplete, damaged, of another kind, or that do not fit what is asked of them."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -147,7 +148,144 @@ def classifier(desk: Desk) -> None:
     desk.edit("m/config.json", id2label=labels, label2id={label: int(key) for key, label in labels.items()})
 
 
+def members(change: Callable[[Desk], object], **file: object) -> Callable[[Desk], object]:
+    """An independent ensemble `m` of two copies of the reward model, with something wrong."""
+
+    def make(desk: Desk) -> None:
+        for name in ("member_0", "member_1"):
+            desk.copy("reward", f"m/{name}")
+        body = {"format": 1, "family": "independent", "members": ["member_0", "member_1"], "seeds": [1, 2], "trunk": None}
+        desk.write("m/ensemble.json", json.dumps({**body, **file}))
+        change(desk)
+
+    return make
+
+
+def without_member(desk: Desk) -> None:
+    shutil.rmtree(desk.path / "m" / "member_1")
+
+
+def member_without_head(desk: Desk) -> None:
+    """A member that is a language model."""
+    without_member(desk)
+    desk.copy("policy", "m/member_1")
+
+
+def member_of_two_heads(desk: Desk) -> None:
+    without_member(desk)
+    desk.copy("ensemble", "m/member_1")
+
+
+def member_of_other_words(desk: Desk) -> None:
+    """A member's tokenizer has one word more than the other's in place of one."""
+    file = desk.path / "m" / "member_1" / "tokenizer.json"
+    raw = json.loads(file.read_text())
+    words = raw["model"]["vocab"]
+    words["zebra"] = words.pop(max(words, key=words.get))
+    file.write_text(json.dumps(raw))
+
+
 NAN = float("nan")
+
+ENSEMBLES = [
+    Kind(
+        "an ensemble without one of its members",
+        PPO,
+        ("m/ensemble.json names member_1", "m/member_1 is not there", "copy the whole folder again"),
+        make=members(without_member),
+    ),
+    Kind(
+        "an ensemble with a member that has no head",
+        PPO,
+        ("m/member_1 has no scalar head", "its scores would be random"),
+        make=members(member_without_head),
+    ),
+    Kind(
+        "an ensemble with a member of two heads",
+        PPO,
+        ("m/member_1 has 2 heads; each member of an ensemble has one",),
+        make=members(member_of_two_heads),
+    ),
+    Kind(
+        "an ensemble whose members read in different words",
+        PPO,
+        ("m/member_1 has another tokenizer than member_0", "entries of a registry"),
+        make=members(member_of_other_words),
+    ),
+    Kind(
+        "full models said to be adapters",
+        PPO,
+        ("m/member_0 holds no adapter_config.json, and the family is lora",),
+        make=members(lambda desk: None, family="lora"),
+    ),
+    Kind(
+        "an ensemble of an unknown family",
+        PPO,
+        ("m/ensemble.json: family is 'tree'; allowed: independent, lora",),
+        make=members(lambda desk: None, family="tree"),
+    ),
+    Kind(
+        "an ensemble of another format",
+        PPO,
+        ("m/ensemble.json has format 9, this version reads 1",),
+        make=members(lambda desk: None, format=9),
+    ),
+    Kind(
+        "an ensemble without members",
+        PPO,
+        ("m/ensemble.json: members is []; list the folder of each member",),
+        make=members(lambda desk: None, members=[]),
+    ),
+    Kind(
+        "an ensemble that names a member twice",
+        PPO,
+        ("m/ensemble.json: members lists member_0 more than once",),
+        make=members(lambda desk: None, members=["member_0", "member_0"]),
+    ),
+    Kind(
+        "a damaged ensemble.json",
+        PPO,
+        ("m/ensemble.json is damaged", "copy it again"),
+        make=members(lambda desk: desk.write("m/ensemble.json", "{")),
+    ),
+    Kind(
+        "an ensemble where one model is needed",
+        SFT,
+        ("m is an ensemble of several models, and one is needed here", "m/member_0"),
+        make=members(lambda desk: None),
+    ),
+    Kind(
+        "saved heads for more members than there are",
+        "run reward.yaml model.model_name_or_path=$ensemble head=saved num_members=3",
+        ("ensemble has 2 heads, and head is saved", "Set num_members (or num_heads, to train them together) to 2"),
+    ),
+    Kind(
+        "saved heads of a language model",
+        "run reward.yaml head=saved num_members=2",
+        ("has no scalar heads", "the folder of a linear ensemble"),
+    ),
+    Kind(
+        "heads and members at once",
+        "run reward.yaml num_heads=2 num_members=2",
+        ("num_heads is 2 and num_members is 2; heads share one trunk", "set one of them"),
+    ),
+    Kind(
+        "a seed for two members",
+        "run reward.yaml num_members=3 member_seeds=[1, 2, 1]",
+        ("member_seeds is [1, 2, 1], in which a seed is repeated",),
+    ),
+    Kind(
+        "too few seeds for the members",
+        "run reward.yaml num_members=3 member_seeds=[1, 2]",
+        ("member_seeds has 2 seeds for 3 member(s); give one for each",),
+    ),
+    Kind(
+        "a bootstrap of heads that share their batches",
+        "run reward.yaml num_heads=2 bootstrap=true",
+        ("bootstrap is set with num_heads 2", "use num_members"),
+    ),
+]
+"""Ensembles that are incomplete, whose members do not fit each other, and recipes that ask for what cannot be."""
 
 MODELS = [
     Kind("a model folder that is not there", SFT.replace("=m", "=models/none"), ("models/none", "is not a folder")),
@@ -371,5 +509,6 @@ MODELS = [
         ("other have different tokenizers",),
         make=other_words,
     ),
+    *ENSEMBLES,
 ]
 """Every kind of bad model."""

@@ -152,6 +152,89 @@ SCORING = [
         "a reward model on a device that is none", "{kind: reward_model, path: $reward, device: gpu}", "device is 'gpu'", "cpu"
     ),
     rule(
+        "a rule of an ensemble without its coefficient",
+        "{kind: reward_model, path: $ensemble, aggregate: {rule: lower_bound}}",
+        "reward: coef is missing: rule lower_bound",
+        "write coef: 0.5",
+    ),
+    rule(
+        "a coefficient for a rule that has none",
+        "{kind: reward_model, path: $ensemble, aggregate: {coef: 0}}",
+        "reward: coef is 0.0, and rule mean has none",
+    ),
+    rule(
+        "an unbiased spread of one member",
+        "{kind: reward_model, path: $reward, aggregate: {rule: lower_bound, coef: 1, ddof: 1}}",
+        "ddof is 1 with 1 member",
+        "use ddof: 0, or more members",
+    ),
+    rule(
+        "members centered by a group in PPO",
+        "{kind: reward_model, path: $ensemble, aggregate: {rule: worst_case, center: group}}",
+        "center is group, which needs all answers to a prompt together",
+    ),
+    rule(
+        "members centered by moments that are not there",
+        "{kind: reward_model, path: $ensemble, aggregate: {center: calibration}}",
+        "center is calibration, and the reward model holds no moments of its scores",
+    ),
+    rule(
+        "a reference answer that is no column",
+        "{kind: reward_model, path: $ensemble, aggregate: {rule: worst_case, center: reference}}",
+        "its column 'reference' is None; aggregate.center: reference needs the text of an answer there",
+        lines=5,
+    ),
+    rule("a registry that is not there", "{kind: registered, registry: gone.yaml, name: a}", "gone.yaml: no such registry"),
+    rule(
+        "an unknown entry of a registry",
+        "{kind: registered, registry: models.yaml, name: goldd}",
+        "models.yaml: no entry 'goldd'; did you mean 'gold'?",
+        files={"models.yaml": "gold: {kind: gold}\n"},
+    ),
+    rule(
+        "an entry that points nowhere",
+        "{kind: registered, registry: models.yaml, name: b}",
+        "models.yaml:3: entry 'b': 'gone/model' is not there (looked for",
+        "paths are relative to the registry's folder",
+        files={"models.yaml": "gold: {kind: gold}\n\nb: {kind: reward_model, path: gone/model}\n"},
+    ),
+    rule(
+        "a name twice in a registry",
+        "{kind: registered, registry: models.yaml, name: a}",
+        "models.yaml: not a valid registry: the key 'a' is given twice, line 2",
+        files={"models.yaml": "a: {kind: gold}\na: {kind: gold}\n"},
+    ),
+    rule(
+        "an entry that is a path",
+        "{kind: registered, registry: models.yaml, name: a}",
+        "models.yaml:1: entry 'a' is 'runs/a/model'; write a scorer, such as {kind: reward_model, path: FOLDER}",
+        files={"models.yaml": "a: runs/a/model\n"},
+    ),
+    rule(
+        "an entry that leads back to itself",
+        "{kind: registered, registry: models.yaml, name: a}",
+        "models.yaml: entry 'a' leads back to itself",
+        files={"models.yaml": "a: {kind: registered, registry: models.yaml, name: a}\n"},
+    ),
+    rule(
+        "an aggregate for an entry that has no members",
+        "{kind: registered, registry: models.yaml, name: gold, aggregate: {rule: median}}",
+        "models.yaml: entry 'gold' is a gold; aggregate belongs to reward models",
+        files={"models.yaml": "gold: {kind: gold}\n"},
+    ),
+    Kind(
+        "a registry without entries",
+        "score $pairs --reward models.yaml",
+        ("models.yaml: no entries; train a reward model",),
+        files={"models.yaml": ""},
+    ),
+    Kind(
+        "explaining a whole registry",
+        "score $pairs --reward models.yaml --explain",
+        ("--explain reads one reward model; name one as models.yaml:NAME, of a, b",),
+        files={"models.yaml": "a: {kind: gold}\nb: {kind: gold}\n"},
+    ),
+    rule(
         "a scorer of one's own that returns numbers",
         "{kind: 'mine.py:Mine'}",
         "it must give a list with one rewarden.types.Score per conversation",
@@ -171,6 +254,31 @@ SCORING = [
         "a scorer named like a measure",
         "run compare.yaml scorers={kl: {kind: gold}}",
         ("scorers.kl: 'kl' is a measure that is always taken",),
+    ),
+    Kind(
+        "a vote of one model",
+        "run vote.yaml scorers.mine.path=$reward",
+        ("scorers: mine has one vote in all; a vote needs two or more models",),
+    ),
+    Kind(
+        "a fold that nobody left out",
+        "run vote.yaml folds=2 unseen={mine: 0}",
+        ("unseen: no scorer for fold 1, whose pairs nobody could judge", "data: {folds: 2, fold: 1, part: train}"),
+    ),
+    Kind(
+        "a mean of one model",
+        "run average.yaml models=[{model_name_or_path: $reward}]",
+        ("one member has no mean; give two or more",),
+    ),
+    Kind(
+        "a mean of heads on one trunk",
+        "run average.yaml models=[{model_name_or_path: $ensemble}]",
+        ("has 2 heads on one trunk, whose mean is the mean of their scores",),
+    ),
+    Kind(
+        "an LM loss from a reward model",
+        "run reward.yaml lm_coef=1 model.model_name_or_path=$reward",
+        ("is a reward model, without the LM head that the LM loss needs; start from a language model",),
     ),
     Kind(
         "a comparison on one prompt",

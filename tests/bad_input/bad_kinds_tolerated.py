@@ -67,7 +67,7 @@ TOLERATED = [
     sft(
         "a warm-up longer than the training",
         [GOOD],
-        "policy: warmup_steps is 9, beyond the 1 steps",
+        "policy: warmup_steps is 9, beyond the 1 optimizer steps",
         extra="optim.warmup_steps=9",
     ),
     Kind(

@@ -43,12 +43,13 @@ def test_a_speed_up_from_rates_and_a_share_of_memory_are_ours_over_the_peers():
 def test_every_promised_name_is_in_the_registry_with_the_right_direction():
     entries = {entry.name: entry for benchmark in BENCHMARKS for entry in benchmark.entries}
     assert {"ppo_step_speedup", "ppo_peak_memory", "reward_train_speedup", "decode_speedup"} <= entries.keys()
-    assert {"decode_speedup_32", "decode_speedup_128"} <= entries.keys()
+    assert {"decode_speedup_32", "decode_speedup_128", "best_of_n_speedup"} <= entries.keys()
     assert entries["ppo_step_speedup"].ratio(10.0, 20.0) == 2.0
     assert entries["ppo_peak_memory"].ratio(1.0, 4.0) == 0.25
     assert entries["reward_train_speedup"].ratio(20.0, 10.0) == 2.0
     assert entries["decode_speedup"].ratio(15.0, 10.0) == 1.5
     assert "128" in entries["decode_speedup"].unit
+    assert entries["best_of_n_speedup"].ratio(40.0, 5.0) == 8.0
 
 
 def test_the_plain_decode_entry_is_the_one_of_batch_128():

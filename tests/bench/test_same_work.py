@@ -82,9 +82,14 @@ def test_decoding_samples_every_token_of_the_peer(fresh, capsys):
     assert (found["rows"], found["length"], found["new_tokens"]) == (3, 9, 5)
 
 
+def test_best_of_n_samples_every_token_of_the_peer_with_shared_prompts(fresh, capsys):
+    found = printed_by("best_of_n", capsys, fresh, SAMPLES="3", NEW="5")
+    assert (found["samples"], found["new_tokens"], found["shared_rows"]) == (3, 5, 12)
+
+
 def test_outputs_are_those_of_transformers_and_of_trls_formulas(fresh, capsys):
     checks = printed_by("same", capsys, fresh)["checks"]
-    assert len(checks) == 12
+    assert len(checks) == 13
     assert {name: value for name, value in checks.items() if not value <= 1e-4} == {}
 
 

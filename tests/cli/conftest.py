@@ -1,11 +1,13 @@
 """A world in miniature as files, and recipes that take seconds."""
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from rewarden.cli import main
 from rewarden.collect.world import WorldStart
 from rewarden.data.write import prompt_row, write_jsonl
 from rewarden.models.load import Model, save_model
@@ -106,6 +108,20 @@ def write(here):
         return path
 
     return write
+
+
+@pytest.fixture
+def shell(monkeypatch, capsys):
+    """(exit code, stdout, stderr) of `rewarden WORDS`, in this process."""
+
+    def shell(*words: object) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rewarden", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capsys.readouterr()
+        return stop.value.code, captured.out, captured.err
+
+    return shell
 
 
 def json_lines(text: str) -> list[dict]:

@@ -1,23 +1,13 @@
 """What a shell sees: exit codes, one message, every command within reach."""
 
-import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from rewarden.cli import app, main
+from rewarden.cli import app
 from rewarden.recipe.demo import demo_recipe
 from rewarden.recipe.read import read_recipe
-
-
-def shell(monkeypatch, capsys, *words) -> tuple[object, str, str]:
-    """(exit code, stdout, stderr) of `rewarden WORDS`, in this process."""
-    monkeypatch.setattr(sys, "argv", ["rewarden", *map(str, words)])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    captured = capsys.readouterr()
-    return stop.value.code, captured.out, captured.err
 
 
 def test_help_names_every_command():
@@ -45,30 +35,30 @@ def test_every_command_has_help(command):
         (("score", "nowhere.jsonl", "--reward", "nowhere/model"), "error: nowhere.jsonl"),
     ],
 )
-def test_what_is_wrong_is_one_message_and_exit_code_2(here, monkeypatch, capsys, words, message):
+def test_what_is_wrong_is_one_message_and_exit_code_2(here, shell, words, message):
     Path("bad.yaml").write_text("kind: 'jobs.py:Write'\ntxet: a\n")
     Path("good.yaml").write_text("kind: 'jobs.py:Write'\ntext: a\n")
-    code, _, errors = shell(monkeypatch, capsys, *words)
+    code, _, errors = shell(*words)
     assert code == 2
     assert errors.startswith(message)
     assert errors.count("error: ") == 1
     assert "Traceback" not in errors
 
 
-def test_a_wrong_option_is_exit_code_2_too(monkeypatch, capsys):
-    code, _, errors = shell(monkeypatch, capsys, "run", "--nonsense")
+def test_a_wrong_option_is_exit_code_2_too(shell):
+    code, _, errors = shell("run", "--nonsense")
     assert code == 2
     assert "--nonsense" in errors
 
 
-def test_an_interrupted_command_is_one_line_and_exit_code_130(write, monkeypatch, capsys):
+def test_an_interrupted_command_is_one_line_and_exit_code_130(write, shell):
     write("kind: 'jobs.py:Interrupted'\n")
-    code, _, errors = shell(monkeypatch, capsys, "run", "recipe.yaml")
+    code, _, errors = shell("run", "recipe.yaml")
     assert (code, errors) == (130, "interrupted\n")
     assert not Path("runs/recipe/lock").exists()
 
 
-def test_interrupted_training_says_where_it_can_go_on(write, world_files, monkeypatch, capsys):
+def test_interrupted_training_says_where_it_can_go_on(write, world_files, shell):
     Path("stop.py").write_text(
         "calls = 0\n\n"
         "def stop(prompts, completions):\n"
@@ -83,20 +73,20 @@ def test_interrupted_training_says_where_it_can_go_on(write, world_files, monkey
         f"data: {{path: {world_files.prompts}}}\nsampling: {{max_completion_length: 2}}\nrollout_batch_size: 4\n"
         "mini_batch_size: 4\nmax_steps: 2\nsave_steps: 1\nview: plain\n"
     )
-    code, out, errors = shell(monkeypatch, capsys, "run", "recipe.yaml")
+    code, out, errors = shell("run", "recipe.yaml")
     assert code == 130
     assert errors.endswith("interrupted\n")
     assert (
         "stopped after step 1 by KeyboardInterrupt; the last checkpoint is step-00000001; run again to resume" in out + errors
     )
-    code, _, _ = shell(monkeypatch, capsys, "run", "recipe.yaml", "--resume", "must")
-    assert code == 0
+    code, _, errors = shell("run", "recipe.yaml", "--resume", "must")
+    assert code == 0, errors
     assert Path("runs/recipe/done.json").exists()
 
 
-def test_a_successful_run_is_exit_code_0(write, monkeypatch, capsys):
+def test_a_successful_run_is_exit_code_0(write, shell):
     write("kind: 'jobs.py:Write'\ntext: a\n")
-    code, out, _ = shell(monkeypatch, capsys, "run", "recipe.yaml", "text=b")
+    code, out, _ = shell("run", "recipe.yaml", "text=b")
     assert code == 0
     assert "results in runs/recipe" in out
     assert Path("runs/recipe/out.txt").read_text() == "b"
@@ -106,7 +96,7 @@ def test_the_demo_recipe_is_found_from_anywhere(here):
     assert [stage.name for stage in read_recipe(demo_recipe()).stages] == ["start", "sft", "pairs", "reward", "ppo", "compare"]
 
 
-def test_the_demo_runs_to_its_table_in_miniature_and_is_skipped_the_second_time(here, monkeypatch, capsys):
+def test_the_demo_runs_to_its_table_in_miniature_and_is_skipped_the_second_time(here, shell):
     tiny = [
         *(
             "start.num_dialogues=8",
@@ -126,12 +116,20 @@ def test_the_demo_runs_to_its_table_in_miniature_and_is_skipped_the_second_time(
         *("ppo.mini_batch_size=4", "ppo.num_ppo_epochs=1", "ppo.sampling.max_completion_length=4"),
         *("compare.sampling.max_completion_length=4", "compare.num_examples=1", "name=small"),
     ]
-    code, out, errors = shell(monkeypatch, capsys, "demo", *tiny)
+    code, out, errors = shell("demo", *tiny)
     assert code == 0, errors
     for words in ("gold_turn", "gold_end", "proxy", "malformed", "small: compare (6 of 6)", "files: runs/small/compare"):
         assert words in out
-    assert {path.name for path in Path("runs/small").iterdir()} == {"start", "sft", "pairs", "reward", "ppo", "compare"}
-    code, again, _ = shell(monkeypatch, capsys, "demo", *tiny)
+    assert {path.name for path in Path("runs/small").iterdir()} == {
+        "start",
+        "sft",
+        "pairs",
+        "reward",
+        "ppo",
+        "compare",
+        "models.yaml",
+    }
+    code, again, _ = shell("demo", *tiny)
     assert code == 0
     assert again.count("finished and unchanged, skipped") == 6
     assert "gold_turn" in again

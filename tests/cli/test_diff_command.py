@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from rewarden.cli import app, main
+from rewarden.cli import app
 from rewarden.worlds import TripDesk
 from rewarden.worlds.tokenizer import build_tokenizer
 
@@ -46,18 +46,10 @@ def models(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def shell(monkeypatch, capsys, tmp_path):
-    """Run `rewarden WORDS` in this process, in an empty folder; gives (exit code, stdout, stderr)."""
+def shell(shell, tmp_path, monkeypatch):
+    """`shell` in an empty folder."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*words: object) -> tuple[object, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rewarden", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return stop.value.code or 0, captured.out, captured.err
-
-    return run
+    return shell
 
 
 @pytest.mark.parametrize("words", [("diff",), ("diff", "make"), ("diff", "recover"), ("diff", "check"), ("import",)])

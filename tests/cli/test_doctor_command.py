@@ -4,12 +4,10 @@ import json
 import re
 import shlex
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-from rewarden.cli import main
 from rewarden.data.write import write_jsonl
 from rewarden.worlds import TripDesk
 
@@ -18,20 +16,6 @@ USER, ANSWER, OTHER = (
     {"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("assistant", "c"))
 )
 GOOD = {"prompt": [USER], "chosen": [ANSWER], "rejected": [OTHER]}
-
-
-@pytest.fixture
-def shell(monkeypatch, capsys):
-    """(exit code, stdout, stderr) of `rewarden WORDS`, in this process."""
-
-    def shell(*words):
-        monkeypatch.setattr(sys, "argv", ["rewarden", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return stop.value.code, captured.out, captured.err
-
-    return shell
 
 
 @pytest.fixture

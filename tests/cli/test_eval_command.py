@@ -4,12 +4,9 @@ import json
 import re
 import shlex
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-
-from rewarden.cli import main
 
 PAGE = Path(__file__).parents[2] / "docs" / "evaluation.md"
 KEYS = [
@@ -23,20 +20,6 @@ KEYS = [
     "confidence",
     "warnings",
 ]
-
-
-@pytest.fixture
-def shell(monkeypatch, capsys):
-    """(exit code, stdout, stderr) of `rewarden WORDS`, in this process."""
-
-    def shell(*words):
-        monkeypatch.setattr(sys, "argv", ["rewarden", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return stop.value.code, captured.out, captured.err
-
-    return shell
 
 
 @pytest.fixture

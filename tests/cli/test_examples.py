@@ -11,6 +11,7 @@ import pytest
 from rewarden.recipe.jobs import parse_recipe
 from rewarden.recipe.read import read_recipe
 from rewarden.recipe.yaml_text import read_value
+from rewarden.rollout.users import build_user, parse_user
 from rewarden.scoring import build_scorer
 from rewarden.types import Conversation, Message
 
@@ -70,8 +71,22 @@ def test_the_tour_runs_from_its_first_line_to_its_last(here, capsys):
     assert names["scores"][0].status == "ok"
     assert names["facts"]["kl/sequence"] == pytest.approx(0.0, abs=1e-5)
     assert names["report"]["policy/ratio"] == pytest.approx(1.0, abs=1e-5)
-    assert Path("tour/run/done.json").exists()
+    assert Path("runs/tour/run/done.json").exists()
     assert "PPO: done, 2 steps" in capsys.readouterr().out
+
+
+def test_the_code_of_the_page_on_users_runs(here, capsys):
+    configs, dialogues, own = blocks("users.md", "python")
+    names = {"__name__": "users"}
+    exec(compile(configs, "users.md", "exec"), names)
+    kinds = [type(parse_user(names[kind])).__name__ for kind in ("recorded", "model", "endpoint")]
+    assert kinds == ["RecordedTurns", "ModelSimulator", "EndpointSimulator"]
+    exec(compile(dialogues, "users.md", "exec"), names)
+    roles = ["user", *["assistant", "user"] * 2, "assistant"]
+    assert capsys.readouterr().out.splitlines() == [f"turns None {roles}"] * 3
+    Path("my_file.py").write_text(own)
+    user = build_user({"kind": "my_file.py:Ticket", "lines": ["It still fails.", "And now?"]})
+    assert user.reply(names["rollouts"][0].conversation, 3).text == "And now?"
 
 
 def test_the_code_of_the_page_on_extending_does_what_it_says(here):
@@ -103,7 +118,13 @@ def test_the_code_of_the_page_on_extending_does_what_it_says(here):
 
 
 def test_the_recipes_of_the_page_on_recipes_parse(here):
-    single, chain = blocks("recipes.md", "yaml")
+    single, chain, grid, _ = blocks("recipes.md", "yaml")
+    Path("my_file.py").write_text(
+        "from rewarden.spec import Spec\n\nclass Report(Spec):\n    cells: str\n\n    def run(self, folder):\n        return {}\n"
+    )
+    Path("grid.yaml").write_text(grid)
+    names = [stage.name for stage in read_recipe(Path("grid.yaml")).stages]
+    assert sorted(name for name in names if name.startswith("start")) == ["start@seed=0", "start@seed=1", "start@seed=2"]
     Path("single.yaml").write_text(single)
     ((spec, _),) = parse_recipe(read_recipe(Path("single.yaml")))
     assert (spec.model.lora_r, spec.optim.learning_rate, spec.max_steps) == (16, 1e-4, 100)

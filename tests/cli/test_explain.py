@@ -159,7 +159,7 @@ def check_chatml(row: dict, folder: Path, model, messages: list[dict]) -> None:
     for name, at in cuts.items():
         assert row["scores"][name]["position"] == at
         heads = logits(model, ids[: at + 1])
-        assert row["scores"][name]["heads"] == pytest.approx(heads, abs=1e-5)
+        assert row["scores"][name]["members"] == pytest.approx(heads, abs=1e-5)
         assert row["scores"][name]["score"] == pytest.approx(sum(heads) / len(heads), abs=1e-5)
 
 
@@ -199,8 +199,8 @@ def test_a_plain_role_template_is_explained(made, kind, user, assistant, between
     assert (row["text"], [token["id"] for token in row["tokens"]]) == (text, ids)
     assert row["scored_position"] == row["end_of_turn_position"] == len(ids) - 1
     assert row["scores"].keys() == {"as_scored", "without_end_of_turn"}
-    assert row["scores"]["as_scored"]["heads"] == pytest.approx(logits(model, ids), abs=1e-5)
-    assert row["scores"]["without_end_of_turn"]["heads"] == pytest.approx(logits(model, ids[:-1]), abs=1e-5)
+    assert row["scores"]["as_scored"]["members"] == pytest.approx(logits(model, ids), abs=1e-5)
+    assert row["scores"]["without_end_of_turn"]["members"] == pytest.approx(logits(model, ids[:-1]), abs=1e-5)
 
 
 def test_alpaca_is_explained_with_its_input(made, tmp_path):
@@ -255,12 +255,12 @@ def test_without_rows_the_first_one_is_explained_in_plain_lines(made):
     assert "1 head, template chat, at most 256 tokens" in result.stderr
 
 
-def test_every_head_is_shown(made):
+def test_every_member_is_shown_beside_the_aggregate_and_the_spread(made):
     out = call("score", made.dialogues, "--reward", made.two_heads, "--explain").stdout
     (row,) = explained(made.dialogues, "--reward", made.two_heads)
     for reading in row["scores"].values():
-        a, b = reading["heads"]
-        assert re.search(rf"{reading['score']:.4f}  heads +{a:.4f} +{b:.4f}\n", out)
+        a, b = reading["members"]
+        assert re.search(rf"{reading['score']:.4f}  members +{a:.4f} +{b:.4f}, std {abs(a - b) / 2:.4f}\n", out)
 
 
 def test_a_special_token_that_a_message_spells_is_shown_as_text(made, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rewarden.algos.ppo import PPO
+from rewarden.algos.ppo_config import PPO
 from rewarden.algos.reward import Reward
 from rewarden.algos.sft import SFT
 from rewarden.errors import ConfigError

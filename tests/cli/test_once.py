@@ -26,7 +26,9 @@ def test_sample_answers_a_text_and_repeats_with_its_seed(world_files):
     words = ("sample", world_files.policy, "Hello, I want a trip.", "--max-completion-length", 5, "--n", 2)
     first = call(*words)
     assert first.exit_code == 0
-    assert len(first.output.splitlines()) == 2
+    lines = first.output.splitlines()
+    assert lines[::2] == ["--- answer 1 of 2", "--- answer 2 of 2"]
+    assert len(lines) == 4
     assert call(*words).output == first.output
     assert call(*words, "--seed", 1).output != first.output
 
@@ -42,6 +44,11 @@ def test_sample_writes_jsonl_with_the_end_and_the_probability_of_every_answer(wo
     assert all(1 <= answer["num_tokens"] <= 3 and answer["logp"] < 0 for answer in answers)
     assert answers[0]["prompt"] == answers[1]["prompt"]
     assert answers[0]["prompt"][0]["role"] == "user"
+
+
+def test_sample_tells_the_answers_of_several_prompts_apart(world_files):
+    lines = call("sample", world_files.policy, world_files.prompts, "--max-completion-length", 2).output.splitlines()
+    assert lines[::2] == [f"--- prompt {number} of 4, answer 1 of 1" for number in (1, 2, 3, 4)]
 
 
 def test_sample_says_where_an_answer_was_cut(world_files):

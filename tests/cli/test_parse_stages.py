@@ -40,7 +40,10 @@ def parsed(path, *overrides):
 
 
 def test_every_kind_of_job_is_an_algorithm_a_collector_or_an_evaluator():
-    assert set(JOBS) == {"sft", "reward", "ppo", "world_start", "world_pairs", "compare", "alpaca_eval"}
+    algorithms = {"sft", "reward", "ppo", "average"}
+    collectors = {"world_start", "world_pairs", "join_pairs", "sample_n", "score_samples", "best_of_n_data", "vote"}
+    evaluators = {"compare", "alpaca_eval", "best_of_n", "preference", "overoptimization"}
+    assert set(JOBS) == algorithms | collectors | evaluators
 
 
 @pytest.mark.parametrize(
@@ -72,7 +75,7 @@ def test_a_wrong_key_or_value_is_refused_with_its_path_and_the_nearest_name(writ
 
 
 def test_a_missing_kind_and_a_missing_key_are_named(write):
-    with pytest.raises(ConfigError, match="no `kind:`; one of alpaca_eval, compare, ppo, reward"):
+    with pytest.raises(ConfigError, match="no `kind:`; one of alpaca_eval, average, best_of_n, best_of_n_data, compare, "):
         parsed(write("seed: 1\n"))
     with pytest.raises(ConfigError, match="model is missing; it has no default"):
         parsed(write("kind: sft\ndata: {path: x}\n"))

@@ -17,6 +17,7 @@ from rewarden.models.load import Model, save_model
 from rewarden.models.reward import load_reward_model
 from rewarden.recipe import score as module
 from rewarden.recipe.score import parse_rows
+from rewarden.scoring.registry import register
 from rewarden.scoring.reward_model import RewardModelScorer
 
 
@@ -89,12 +90,13 @@ def test_several_heads_are_shown_beside_their_mean(world_files, ensemble):
     result = call(world_files.pairs, "--reward", ensemble, "--json")
     scored = rows(result.stdout)
     for row in scored:
-        assert len(row["chosen_heads"]) == 3
-        assert row["chosen_score"] == pytest.approx(statistics.fmean(row["chosen_heads"]), abs=1e-5)
+        assert len(row["chosen_members"]) == 3
+        assert row["chosen_score"] == pytest.approx(statistics.fmean(row["chosen_members"]), abs=1e-5)
     shares = [
-        statistics.fmean(float(row["chosen_heads"][head] > row["rejected_heads"][head]) for row in scored) for head in range(3)
+        statistics.fmean(float(row["chosen_members"][head] > row["rejected_members"][head]) for row in scored)
+        for head in range(3)
     ]
-    assert "accuracy by head: " + ", ".join(f"{share:.3f}" for share in shares) in result.stderr
+    assert "accuracy by member: " + ", ".join(f"{share:.3f}" for share in shares) in result.stderr
 
 
 def test_a_label_that_prefers_the_other_side_or_none_counts_as_such(world_files, here):
@@ -267,7 +269,7 @@ def test_scores_of_another_reward_are_kept_aside_and_not_mixed_in(world_files, e
     result = call(world_files.dialogues, "--reward", world_files.reward, "--output", "a.jsonl")
     assert "a.jsonl.part holds scores of other rows or another reward; it is now a.jsonl.part.1" in result.stderr
     assert Path("a.jsonl.part.1").read_bytes() == before
-    assert all("heads" not in row for row in rows(Path("a.jsonl").read_text()))
+    assert all("members" not in row for row in rows(Path("a.jsonl").read_text()))
 
 
 def test_an_output_that_exists_is_not_written_over(world_files, here):
@@ -297,3 +299,103 @@ def test_a_disk_that_fills_up_loses_no_finished_window(world_files, here, window
     assert "resuming after 3 of 12 rows" in result.stderr
     assert len(rows(Path("a.jsonl").read_text())) == 12
     assert all(math.isfinite(row["score"]) for row in rows(Path("a.jsonl").read_text()))
+
+
+@pytest.fixture
+def registry(world_files, ensemble, here) -> Path:
+    """A single model, the ensemble by its worst head, and a rule."""
+    register("models.yaml", "single", {"kind": "reward_model", "path": str(world_files.reward)})
+    worst = {"rule": "worst_case"}
+    register("models.yaml", "worst", {"kind": "reward_model", "path": str(ensemble), "aggregate": worst})
+    register("models.yaml", "short", {"kind": "length", "target": 10, "penalty": 0.1})
+    return here / "models.yaml"
+
+
+def test_an_entry_of_a_registry_scores_like_its_folder(world_files, registry):
+    alone = call(world_files.pairs, "--reward", world_files.reward, "--json")
+    entry = call(world_files.pairs, "--reward", "models.yaml:single", "--json")
+    assert (entry.stdout, entry.stderr) == (alone.stdout, alone.stderr)
+
+
+def test_a_whole_registry_gives_one_set_of_columns_per_entry(world_files, registry):
+    result = call(world_files.pairs, "--reward", registry, "--json")
+    together = rows(result.stdout)
+    for name in ("single", "worst", "short"):
+        alone = call(world_files.pairs, "--reward", f"models.yaml:{name}", "--json")
+        expected = [{"id": row["id"]} | {f"{name}/{key}": row[key] for key in row if key != "id"} for row in rows(alone.stdout)]
+        found = [{key: row[key] for key in row if key == "id" or key.startswith(f"{name}/")} for row in together]
+        assert found == expected
+        for line in alone.stderr.splitlines()[1:]:  # the first one is about the data
+            assert f"{name}: {line}" in result.stderr.splitlines()
+    assert {key.split("/")[0] for row in together for key in row} == {"id", "single", "worst", "short"}
+    worst = together[0]["worst/chosen_members"]
+    assert together[0]["worst/chosen_score"] == min(worst)
+    assert together[0]["worst/chosen_std"] == pytest.approx(statistics.pstdev(worst), abs=1e-5)
+    table = call(world_files.pairs, "--reward", registry).stdout.splitlines()
+    assert table[0].split() == list(together[0])
+    assert len(table) == 1 + len(together)
+
+
+def test_what_the_data_say_stands_once_beside_the_columns_of_all_entries(world_files, registry):
+    pair = rows(world_files.pairs.read_text())[0]
+    write_jsonl("soft.jsonl", [{**pair, "preference": 0.9}])
+    (row,) = rows(call("soft.jsonl", "--reward", registry, "--json").stdout)
+    assert row["preference"] == 0.9
+    assert [key for key in row if "preference" in key] == ["preference"]
+
+
+def test_a_stopped_run_over_a_registry_goes_on_with_the_entry_it_was_at(world_files, registry, windows, monkeypatch):
+    words = (world_files.dialogues, "--reward", registry, "--output")
+    call(*words, "once.jsonl")
+    assert len(windows) == 8  # two reward models, twelve rows in windows of three; the rule is not counted
+    with monkeypatch.context() as patch:
+        stop_after(patch, 6)
+        interrupted(*words, "twice.jsonl")
+    del windows[:]
+    result = call(*words, "twice.jsonl")
+    assert "resuming after 18 of 36 scores" in result.stderr
+    assert len(windows) == 2
+    assert Path("twice.jsonl").read_bytes() == Path("once.jsonl").read_bytes()
+
+
+def test_options_of_a_reward_model_reach_the_entries_and_are_refused_where_they_mean_nothing(world_files, registry):
+    result = call(world_files.dialogues, "--reward", "models.yaml:single", "--json", "--max-length", 2)
+    assert {row["status"] for row in rows(result.stdout)} == {"too_long"}
+    with pytest.raises(ConfigError, match=r"models\.yaml: entry 'short' is a length, which has no max_length"):
+        call(world_files.dialogues, "--reward", registry, "--max-length", 2)
+
+
+def test_registries_that_cannot_be_used_are_refused(world_files, registry):
+    with pytest.raises(ConfigError, match=r"models\.yaml: no entry 'singel'; did you mean 'single'"):
+        call(world_files.pairs, "--reward", "models.yaml:singel")
+    with pytest.raises(ConfigError, match=r"gone\.yaml: no such registry"):
+        call(world_files.pairs, "--reward", "gone.yaml:single")
+    Path("empty.yaml").write_text("")
+    with pytest.raises(ConfigError, match=r"empty\.yaml: no entries"):
+        call(world_files.pairs, "--reward", "empty.yaml")
+    Path("nowhere.yaml").write_text("one: {kind: gold}\ntwo: {kind: reward_model, path: gone/model}\n")
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml:2: entry 'two': 'gone/model' is not there"):
+        call(world_files.pairs, "--reward", "nowhere.yaml")
+
+
+def test_an_entry_is_explained_with_its_members_and_its_aggregate(world_files, registry):
+    words = (world_files.dialogues, "--reward", "models.yaml:worst", "--explain")
+    result = call(*words, "--json")
+    (row,) = rows(result.stdout)
+    for reading in row["scores"].values():
+        assert reading["score"] == min(reading["members"])
+        assert reading["std"] == pytest.approx(statistics.pstdev(reading["members"]), abs=1e-5)
+    assert "linear ensemble of 3 members, worst_case" in result.stderr
+    assert "its 3 members are not centered before worst_case" in result.stderr
+    scores = row["scores"]["as_scored"]
+    members = " ".join(f"{member:>10.4f}" for member in scores["members"])
+    assert f"{scores['score']:.4f}  members {members}, std {scores['std']:.4f}" in call(*words).stdout
+
+
+def test_explain_asks_for_one_reward_model(world_files, registry):
+    with pytest.raises(
+        ConfigError, match=r"--explain reads one reward model; name one as models.yaml:NAME, of single, worst, short"
+    ):
+        call(world_files.dialogues, "--reward", registry, "--explain")
+    with pytest.raises(ConfigError, match="a reward of kind length has none"):
+        call(world_files.dialogues, "--reward", "models.yaml:short", "--explain")

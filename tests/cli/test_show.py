@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rewarden.algos.ppo import PPO
+from rewarden.algos.ppo_config import PPO
 from rewarden.algos.sft import SFT
 from rewarden.recipe.show import lines, show_recipe
 from rewarden.spec import Spec

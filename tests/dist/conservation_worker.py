@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from rewarden.algos import evaluation, ppo, reward, sft
+from rewarden.algos import evaluation, ppo, ppo_rounds, reward, reward_evaluation, sft
+from rewarden.algos.ppo_config import PPO
 from rewarden.data.sources import Data
 from rewarden.models.features import FeatureCache
 from rewarden.models.forward import sequence_scores
@@ -94,7 +95,7 @@ def reward_case(folder: Path, ranks: Ranks, case: dict[str, int]) -> None:
 
 
 def ppo_case(folder: Path, ranks: Ranks, case: dict[str, int]) -> None:
-    cfg = ppo.PPO(
+    cfg = PPO(
         policy=Model(model_name_or_path=str(folder / "start/model")),
         reward={"kind": "length", "target": 20, "penalty": 0.1},
         data=data(folder, "pairs/prompts.jsonl", case["rows"]),
@@ -140,9 +141,10 @@ def main() -> None:
     folder = Path(sys.argv[1])
     watch(sft, "prepare", see_rows)
     watch(reward, "prepare", see_rows)
-    watch(ppo, "sample_and_score", see_scored("rollouts"))
+    watch(reward_evaluation, "collate_pairs", see_rows)
+    watch(ppo_rounds, "sample_and_score", see_scored("rollouts"))
     watch(evaluation, "sample_and_score", see_scored("evaluation"))
-    watch(ppo, "update", see_learnt)
+    watch(ppo_rounds, "update", see_learnt)
     seen = []
     for case in json.loads((folder / "cases.json").read_text(encoding="utf-8")):
         SEEN.clear()

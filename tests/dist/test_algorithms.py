@@ -15,18 +15,24 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from launching import TOLERANCE, spawn
 
-from rewarden.algos import ppo, reward, sft
+from rewarden.algos import ppo_prepare, ppo_rounds, reward, sft
 from rewarden.algos.actors import Actors, build_actors, load_prompt_rollouts
 from rewarden.algos.evaluation import sample_and_score
+from rewarden.algos.facts import self_check
+from rewarden.algos.ppo_config import PPO
 from rewarden.algos.shares import held
 from rewarden.collect.world import WorldPairs, WorldStart
 from rewarden.data.sources import Data
 from rewarden.maths import Moments
+from rewarden.models.ensemble import load_ensemble
 from rewarden.models.load import Model, save_model, trainable
 from rewarden.models.reward import load_reward_model
 from rewarden.rollout.hf import Sampling
+from rewarden.runtime.job import Drive, drive
+from rewarden.runtime.metrics import read_metrics
 from rewarden.runtime.optim import Group, Optim, Optimizer
 from rewarden.runtime.ranks import Ranks
+from rewarden.runtime.report import RunFolder
 from rewarden.runtime.seed import seed_of
 from rewarden.types import Score, ScoredRollout
 
@@ -73,9 +79,35 @@ def reward_step(folder: Path, ranks: Ranks) -> dict[str, Any]:
     return {"before": before, "after": weights(job.parts["reward"].model), "report": dict(tick.report)}
 
 
-def ppo_config(folder: Path) -> ppo.PPO:
+def members_run(folder: Path, ranks: Ranks, *, lora_r: int = 0) -> dict[str, Any]:
+    """Two members of two steps each, to the end: what they weigh at the start, and the files that they leave."""
+    cfg = reward.Reward(
+        model=Model(model_name_or_path=str(folder / "start/model"), lora_r=lora_r),
+        data=Data(path=str(folder / "pairs/pairs.jsonl"), max_rows=9),
+        eval_data=Data(path=str(folder / "pairs/pairs.jsonl"), max_rows=3),
+        optim=OPTIM,
+        train_batch_size=5,
+        per_device_train_batch_size=2,
+        max_steps=2,
+        num_members=2,
+    )
+    family = cfg.family
+    target = folder / f"{family} on {ranks.world}"
+    job = reward.build(cfg, ranks)
+    before = weights(job.parts["reward"].model)
+    drive(job, RunFolder(target), ranks, cfg=Drive(save_steps=1, view="off"), recipe={"family": family})
+    ranks.barrier()
+    ensemble = load_ensemble(Model(model_name_or_path=str(target / "model")))
+    after = {f"{index}/{key}": p for index, module in enumerate(ensemble.modules()) for key, p in weights(module).items()}
+    rows = read_metrics(target / "metrics.jsonl")
+    report = {f"{row['step']}/{key}": value for row in rows for key, value in row.items() if not key.startswith("time/")}
+    first = {key: before[key] if key in before else torch.zeros_like(p) for key, p in after.items()}
+    return {"before": first, "after": after, "report": report}
+
+
+def ppo_config(folder: Path) -> PPO:
     """Three minibatches of seven rollouts: some hold rows of one rank only."""
-    return ppo.PPO(
+    return PPO(
         policy=Model(model_name_or_path=str(folder / "start/model")),
         reward={"kind": "reward_model", "path": str(folder / "reward/model")},
         data=Data(path=str(folder / "pairs/prompts.jsonl")),
@@ -90,7 +122,7 @@ def ppo_config(folder: Path) -> ppo.PPO:
     )
 
 
-def actors_of(cfg: ppo.PPO, ranks: Ranks) -> Actors:
+def actors_of(cfg: PPO, ranks: Ranks) -> Actors:
     return build_actors(
         policy=cfg.policy, reward=cfg.reward, critic=None, critic_head=None, with_critic=True, sampling=cfg.sampling,
         head_seed=0, ranks=ranks,
@@ -108,11 +140,11 @@ def ppo_round(folder: Path, ranks: Ranks, scored: list[ScoredRollout]) -> dict[s
     places = range(ROLLOUTS) if ranks.world == 1 else SHARES[ranks.rank]
     mine = [scored[place] for place in places]
     earlier = Moments().update(torch.tensor([0.5, -1.0, 0.25]))
-    batch, moments, facts = ppo.prepare(actors, mine, earlier, cfg, ranks)
+    batch, moments, facts = ppo_prepare.prepare(actors, mine, earlier, cfg, ranks)
     usable = [place for place, item in zip(places, mine, strict=True) if item.score.status == "ok"]
     rows = held(usable, ranks)
-    check = ppo.self_check(actors, [batch], ranks)
-    report, num_updates = ppo.learn(actors, batch, rows, optimizer, ranks, cfg, step=0)
+    check = self_check(actors, [batch], ranks)
+    report, num_updates = ppo_rounds.learn(actors, batch, rows, optimizer, ranks, cfg, step=0)
     after = {f"{name}/{key}": p for name, model in models.items() for key, p in weights(model).items()}
     counts = {
         "num_updates": num_updates,
@@ -137,6 +169,8 @@ def all_cases(folder: Path, ranks: Ranks) -> dict[str, dict[str, Any]]:
     return {
         "sft": sft_step(folder, ranks),
         "reward": reward_step(folder, ranks),
+        "independent members": members_run(folder, ranks),
+        "adapted members": members_run(folder, ranks, lora_r=2),
         "ppo": ppo_round(folder, ranks, scored),
         "ppo, one rank without a score": ppo_round(folder, ranks, without_scores(scored, SHARES[1])),
     }
@@ -180,7 +214,7 @@ def two(folder) -> list[dict[str, dict[str, Any]]]:
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 
-CASES = ["sft", "reward", "ppo", "ppo, one rank without a score"]
+CASES = ["sft", "reward", "independent members", "adapted members", "ppo", "ppo, one rank without a score"]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -107,3 +108,17 @@ def test_one_prompt_is_too_few(files, tmp_path):
     )
     with pytest.raises(DataError, match="1 prompts"):
         measure_both(config(files).model_copy(update={"data": Data(path=str(tmp_path / "one.jsonl"))}))
+
+
+def test_the_report_says_when_before_and_after_are_the_same_policy(files, tmp_path):
+    folders = {name: tmp_path / name for name in ("same", "untrained", "other")}
+    shutil.copytree(files / "start" / "model", tmp_path / "round0")
+    card = tmp_path / "round0" / "rewarden.json"
+    card.write_text(json.dumps({**json.loads(card.read_text()), "exported_step": 0}))
+    for folder, after in zip(folders.values(), (files / "start" / "model", tmp_path / "round0", files / "after"), strict=True):
+        folder.mkdir()
+        config(files, after=after, num_examples=0).run(folder)
+    first = {name: (folder / "comparison.md").read_text().splitlines()[0] for name, folder in folders.items()}
+    assert first["same"].startswith("**Before and after are the same policy**:")
+    assert "(training exported round 0, the policy before training: nothing beat it)" in first["untrained"]
+    assert first["other"].startswith("Paired over")

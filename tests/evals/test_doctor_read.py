@@ -166,7 +166,7 @@ def test_every_reason_of_the_readers_is_explained():
     assert len(reasons) > 50
     sides = {"_consecutive_same_role", "_ends_with_human", "_empty_final_assistant", "_empty_turn_inside"}
     reasons |= {f"{side}{what}" for side in ("chosen", "rejected") for what in sides}
-    elsewhere = {"in_the_other_part", "beyond_max_rows", "bad_"}  # of the loaders' options, not of the rows
+    elsewhere = {"in_the_other_part", "beyond_max_rows", "skipped_rows", "bad_"}  # of the loaders' options, not of the rows
     assert reasons - elsewhere - KINDS.keys() == set()
 
 

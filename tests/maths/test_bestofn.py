@@ -7,7 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewarden.maths import best_of_n_kl, expected_best_of_n
+from rewarden.maths import (
+    best_of_n_kl,
+    bootstrap_interval,
+    expected_best_of_n,
+    first_best,
+    measured_best_of_n_kl,
+    selection_weights,
+)
 
 
 def oracle(proxy, gold, n):
@@ -86,3 +93,127 @@ def test_kl_is_that_of_the_maximum_of_n_uniform_numbers():
     u = (torch.arange(cells, dtype=torch.float64) + 0.5) / cells
     density = n * u ** (n - 1)
     assert best_of_n_kl(n) == pytest.approx(float((density * density.log()).mean()), abs=1e-6)
+
+
+def enumerated_kl(p, proxy, n):
+    """KL from the best of n to one answer: every n-tuple of answers in turn, the first of equal proxies chosen."""
+    chosen = [0.0] * len(p)
+    for draws in itertools.product(range(len(p)), repeat=n):
+        best = max(draws, key=lambda y: proxy[y])  # max keeps the first of equal ones
+        chosen[best] += math.prod(p[y] for y in draws)
+    return sum(c * math.log(c / q) for c, q in zip(chosen, p, strict=True) if c > 0)
+
+
+def level_kl(p, proxy, n):
+    """The same for any n, from the shares at or below and below each proxy."""
+    total = 0.0
+    for s in set(proxy):
+        upto = sum(q for q, t in zip(p, proxy, strict=True) if t <= s)
+        under = sum(q for q, t in zip(p, proxy, strict=True) if t < s)
+        chosen = upto**n - under**n
+        total += chosen * math.log(chosen / (upto - under))
+    return total
+
+
+TOYS = [
+    ((0.5, 0.2, 0.2, 0.1), (0.0, 1.0, 1.0, 2.0)),
+    ((0.1, 0.4, 0.1, 0.3, 0.1), (3.0, -1.0, 0.5, 0.5, 2.0)),
+    ((0.7, 0.3), (0.0, 1.0)),
+    ((0.02, 0.08, 0.3, 0.6), (4.0, 3.0, 1.0, 1.0)),
+    ((0.25, 0.25, 0.25, 0.25), (1.0, 1.0, 2.0, 2.0)),
+]
+"""Answers of a policy that can be enumerated: their probabilities and proxy scores, with ties between different answers."""
+
+
+def test_the_two_ways_to_the_exact_kl_agree():
+    for p, proxy in TOYS:
+        for n in (1, 2, 3, 5):
+            assert level_kl(p, proxy, n) == pytest.approx(enumerated_kl(p, proxy, n), abs=1e-12)
+
+
+def drawn(num_samples, seed, prompts_per_toy):
+    """Proxy scores of answers drawn from every toy, one prompt per row."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for p, proxy in TOYS:
+        index = torch.multinomial(torch.tensor(p), prompts_per_toy * num_samples, replacement=True, generator=generator)
+        rows.append(torch.tensor(proxy)[index].view(prompts_per_toy, num_samples))
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize(("num_samples", "ns"), [(24, (2, 3, 5)), (200, (2, 5, 16, 64, 200))])
+def test_the_interval_of_the_measured_kl_covers_the_exact_one(num_samples, ns):
+    """95 % intervals over 100 prompts of enumerable policies with ties, 20 times: 16 or more must hold the exact mean."""
+    for n in ns:
+        exact = statistics.fmean((enumerated_kl if n <= 3 else level_kl)(p, proxy, n) for p, proxy in TOYS)
+        covered = 0
+        for seed in range(20):
+            proxy_PN = drawn(num_samples, seed, 20)
+            measured_P = measured_best_of_n_kl(proxy_PN, torch.ones_like(proxy_PN, dtype=torch.bool), n=n)
+            low, high = bootstrap_interval(
+                measured_P, confidence=0.95, resamples=400, generator=torch.Generator().manual_seed(seed)
+            )
+            covered += low <= exact <= high
+        assert covered >= 16, (n, covered)
+
+
+def test_without_ties_the_measured_kl_is_the_bound_and_with_nothing_but_ties_zero():
+    distinct = torch.randperm(50, generator=torch.Generator().manual_seed(0)).float()
+    scored = torch.ones(50, dtype=torch.bool)
+    for n in (1, 2, 7, 50):
+        assert float(measured_best_of_n_kl(distinct, scored, n=n)) == pytest.approx(best_of_n_kl(n), abs=1e-12)
+        assert float(measured_best_of_n_kl(torch.zeros(50), scored, n=n)) == pytest.approx(0, abs=1e-12)
+
+
+def test_answers_without_a_score_are_never_chosen_in_the_kl_either():
+    """30 % of the answers fail; of the others two levels. The chosen one follows the policy given that some answer has a score."""
+    p, n = (0.3, 0.5, 0.2), 3
+    under, upto = 0.3**n, 0.8**n
+    chosen = [(upto - under) / (1 - under), (1 - upto) / (1 - under)]
+    exact = sum(c * math.log(c / q) for c, q in zip(chosen, p[1:], strict=True))
+    index = torch.multinomial(torch.tensor(p), 200 * 400, replacement=True, generator=torch.Generator().manual_seed(1))
+    proxy = torch.tensor([math.nan, 1.0, 2.0])[index].view(200, 400)
+    measured = measured_best_of_n_kl(proxy, proxy.isfinite(), n=n)
+    assert float(measured.mean()) == pytest.approx(exact, abs=4 * float(measured.std()) / math.sqrt(200))
+    assert float(measured.std()) / math.sqrt(200) < 0.01
+    assert measured_best_of_n_kl(torch.full((2, 4), math.nan), torch.zeros(2, 4, dtype=torch.bool), n=2).isnan().all()
+
+
+def weights_oracle(proxy, scored, n):
+    """How often each sample is chosen over all subsets, those of nothing but unscored samples left out."""
+    chosen = [0.0] * len(proxy)
+    for subset in itertools.combinations(range(len(proxy)), n):
+        there = [i for i in subset if scored[i]]
+        best = [i for i in there if proxy[i] == max(proxy[j] for j in there)]
+        for i in best:
+            chosen[i] += 1 / len(best)
+    return [c / max(sum(chosen), 1e-300) for c in chosen]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), num_samples=st.integers(1, 7))
+def test_weights_are_the_share_of_subsets_that_choose_a_sample(data, num_samples):
+    values = st.sampled_from([0.0, 0.5, 1.0, -3.0, math.nan, -math.inf, math.inf])
+    proxy = data.draw(st.lists(values, min_size=num_samples, max_size=num_samples))
+    scored = [not math.isnan(value) for value in proxy]
+    for n in range(1, num_samples + 1):
+        ours = selection_weights(torch.tensor(proxy), torch.tensor(scored), n=n)
+        assert ours.tolist() == pytest.approx(weights_oracle(proxy, scored, n), abs=1e-12)
+        assert float(ours.sum()) == pytest.approx(float(any(scored)), abs=1e-12)
+
+
+def test_the_first_of_equal_bests_among_the_first_n_is_chosen():
+    """The values of the specification of the original pipeline."""
+    proxy = torch.tensor([0.2, 0.9, 0.4, 1.1, 0.9])
+    scored = torch.ones(5, dtype=torch.bool)
+    assert [int(first_best(proxy, scored, n=n)) for n in (1, 2, 3, 4, 5)] == [0, 1, 1, 3, 3]
+    rows = torch.tensor([[1.0, 1.0, 1.0], [0.0, 2.0, 2.0], [math.nan, math.nan, -math.inf], [math.nan] * 3])
+    assert first_best(rows, ~rows.isnan(), n=3).tolist() == [0, 1, 2, -1]
+    assert first_best(rows, ~rows.isnan(), n=2).tolist() == [0, 1, -1, -1]
+    with pytest.raises(ValueError, match="n is 6 with 5 samples"):
+        first_best(proxy, scored, n=6)
+
+
+def test_a_scored_proxy_that_is_nan_is_refused():
+    with pytest.raises(ValueError, match="marked as scored is NaN"):
+        selection_weights(torch.tensor([1.0, math.nan]), torch.tensor([True, True]), n=1)

@@ -40,7 +40,15 @@ def test_the_names_of_the_design_are_importable_from_the_package():
         "bootstrap_interval",
         "wilson_interval",
         "accuracy_with_ties",
+        "wins_with_ties",
+        "correlation",
         "expected_calibration_error",
+        "reliability",
+        "brier_score",
+        "auroc",
+        "sign_disagreement",
+        "newcombe_interval",
+        "mixture_logit",
     ]
     assert set(promised) <= set(maths.__all__)
 

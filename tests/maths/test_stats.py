@@ -2,6 +2,7 @@ import itertools
 import math
 import statistics
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,12 +13,14 @@ from rewarden.maths import (
     accuracy_with_ties,
     alpaca_eval_preference,
     bootstrap_interval,
+    correlation,
     discrete_win_rate,
     expected_calibration_error,
     standard_error,
     wilson_interval,
     win_counts,
     win_rate,
+    wins_with_ties,
 )
 
 NAN = float("nan")
@@ -60,6 +63,33 @@ def test_codes_and_probabilities_are_not_mixed_up():
 
 def test_t17_accuracy_with_ties_as_half():
     assert accuracy_with_ties(torch.tensor([2.0, 0.5, 1.0]), torch.tensor([1.0, 1.0, 1.0])) == pytest.approx(0.5)
+
+
+def test_a_comparison_is_won_by_half_when_the_scores_are_equal_and_not_at_all_without_a_number():
+    assert wins_with_ties(torch.tensor([1e-9, 0.0, -0.0, -2.0, NAN])).tolist() == [1.0, 0.5, 0.5, 0.0, 0.0]
+    by_head = wins_with_ties(torch.tensor([[3.0, -1.0], [0.0, 0.0]], dtype=torch.float64))
+    assert (by_head.dtype, by_head.tolist()) == (torch.float64, [[1.0, 0.0], [0.5, 0.5]])
+
+
+def test_correlation_by_hand():
+    """Deviations (-1, 0, 1) and (-1, 1, 0): their product sums to 1, their squares to 2 each, so 1 / sqrt(2 * 2)."""
+    x = torch.tensor([1.0, 2.0, 3.0])
+    assert correlation(x, torch.tensor([1.0, 3.0, 2.0])) == pytest.approx(0.5, abs=1e-12)
+    assert correlation(x, 5 - 2 * x) == pytest.approx(-1, abs=1e-12)
+
+
+def test_values_without_spread_correlate_with_nothing():
+    x = torch.tensor([1.0, 2.0, 3.0])
+    assert correlation(torch.ones(3), x) == correlation(x, torch.ones(3)) == 0.0
+
+
+@settings(max_examples=30, deadline=None)
+@given(pairs=st.lists(st.tuples(st.integers(-50, 50), st.integers(-50, 50)), min_size=3, max_size=30))
+def test_correlation_is_that_of_numpy(pairs):
+    x, y = (torch.tensor(side, dtype=torch.float64) for side in zip(*pairs, strict=True))
+    spread = float(x.std()) > 0 and float(y.std()) > 0
+    expected = float(np.corrcoef(x.numpy(), y.numpy())[0, 1]) if spread else 0.0
+    assert correlation(x, y) == pytest.approx(expected, abs=1e-9)
 
 
 def test_ensemble_t3_accuracy_counts_the_tie_as_half_where_the_reference_counts_it_as_one():

@@ -115,8 +115,9 @@ def test_where_subtraction_loses_bits_the_exact_rule_loses_none_and_the_publishe
     published = make_diff(raw, tuned, tmp_path / "moss", rule="moss", report=said.append)
     assert published.tensors["layers.0.w"].inexact == 1
     assert any("1 entries will not come back" in line for line in said)
-    recover(raw, tmp_path / "moss", tmp_path / "rounded")
+    recovered = recover(raw, tmp_path / "moss", tmp_path / "rounded")
     assert torch.equal(state(tmp_path / "rounded")["layers.0.w"], (own - base) + base)
+    assert "rule moss: 1 entries are not bit for bit those of the tuned model (float32 subtraction)" in recovered.notes
     make_diff(raw, tuned, tmp_path / "exact")
     recover(raw, tmp_path / "exact", tmp_path / "out")
     assert torch.equal(state(tmp_path / "out")["layers.0.w"], own)

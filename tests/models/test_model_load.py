@@ -217,7 +217,7 @@ def test_what_would_load_wrongly_is_refused_in_words(saved, tmp_path):
         load_policy(spec(folder, lora_layers=1))
     with pytest.raises(ConfigError, match="nothing would train"):
         load_policy(spec(saved("llama_tied"), trainable_layers=0))
-    with pytest.raises(ConfigError, match="not a folder"):
+    with pytest.raises(ConfigError, match="no such folder"):
         load_policy(spec(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="does not exist"):
         load_policy(spec(tmp_path / "nowhere.gguf"))

@@ -1,13 +1,14 @@
-"""Short runs and small files for the reproductions of user reports."""
+"""Short runs and small files, for the tests of PPO and the reproductions of user reports."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rewarden.algos import ppo
 from rewarden.algos.actors import Actors, build_actors, load_prompt_rollouts
 from rewarden.algos.evaluation import sample_and_score
-from rewarden.algos.ppo import PPO
+from rewarden.algos.ppo_config import PPO
+from rewarden.algos.ppo_loss import Batch
+from rewarden.algos.ppo_prepare import prepare
 from rewarden.data.sources import Data
 from rewarden.maths import Moments
 from rewarden.models.load import Model
@@ -66,11 +67,11 @@ def scored_rollouts(cfg: PPO, actors: Actors) -> list[ScoredRollout]:
     return sample_and_score(actors, prompts, seeds=[seed_of("reports", i) for i in range(len(prompts))], policy_version=0)
 
 
-def prepared(cfg: PPO) -> tuple[Actors, list[ScoredRollout], ppo.Batch, dict[str, float]]:
+def prepared(cfg: PPO) -> tuple[Actors, list[ScoredRollout], Batch, dict[str, float]]:
     """Actors, scored rollouts, the batch of the first round and its facts."""
     actors = ppo_actors(cfg)
     scored = scored_rollouts(cfg, actors)
-    batch, _, facts = ppo.prepare(actors, scored, Moments(), cfg, ALONE)
+    batch, _, facts = prepare(actors, scored, Moments(), cfg, ALONE)
     return actors, scored, batch, facts
 
 

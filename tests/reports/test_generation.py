@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from rewarden.algos import ppo
+from rewarden.algos.actors import load_prompt_rollouts
 from rewarden.algos.evaluation import sample_and_score
+from rewarden.algos.ppo_prepare import prepare
 from rewarden.errors import RewardenError
 from rewarden.maths import Moments
 from rewarden.models.adapters import copy_frozen
@@ -28,13 +29,13 @@ def test_a_sampler_with_other_weights_shows_in_the_log_from_the_first_round(worl
     cfg = ppo_config(world_files)
     actors = ppo_actors(cfg)
     scored = scored_rollouts(cfg, actors)
-    _, _, facts = ppo.prepare(actors, scored, Moments(), cfg, ALONE)
+    _, _, facts = prepare(actors, scored, Moments(), cfg, ALONE)
     assert facts["rollout/logp_gap_tokens"] == 0
     assert facts["rollout/logp_gap_max"] < 1e-4
     with torch.no_grad():
         for p in actors.policy.parameters():
             p.mul_(1.05)
-    _, _, drifted = ppo.prepare(actors, scored, Moments(), cfg, ALONE)
+    _, _, drifted = prepare(actors, scored, Moments(), cfg, ALONE)
     assert drifted["rollout/logp_gap_tokens"] > 0
     tokens = collate([item.rollout.token_ids for item in scored])
     mask_BT = role_mask([item.rollout.spans for item in scored], tokens.ids_BT.shape[1], sampled=True)
@@ -58,7 +59,7 @@ def test_answers_of_old_weights_stop_the_round(world_files):
     """Row 75 (trl#4772): every answer carries the version of the weights that wrote it, and a stale one is an error."""
     cfg = ppo_config(world_files)
     actors = ppo_actors(cfg)
-    prompts = ppo.load_prompt_rollouts(cfg.data, actors.template, None).rollouts[:2]
+    prompts = load_prompt_rollouts(cfg.data, actors.template, None).rollouts[:2]
     engine = Engine(copy_frozen(actors.policy), actors.template, cfg.sampling)
     actors = dataclasses.replace(actors, sampler=engine)
     fresh = sample_and_score(actors, prompts, seeds=[1, 2], policy_version=0)

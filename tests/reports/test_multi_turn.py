@@ -5,7 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from rewarden.algos import ppo
+from rewarden.algos.actors import load_prompt_rollouts
+from rewarden.algos.ppo_loss import loss
+from rewarden.algos.ppo_prepare import prepare
 from rewarden.errors import DataError
 from rewarden.maths import Moments, gae
 from rewarden.models.load import trainable
@@ -53,7 +55,7 @@ def test_what_stands_at_masked_positions_reaches_no_number(world_files):
             Group("policy", trainable(actors.policy), cfg.optim),
             Group("critic", trainable(actors.critic.model), cfg.critic_optim),
         ]
-        report = update(Optimizer(groups, 1), split_batch(each, 3), lambda part: ppo.loss(actors, part, cfg), ranks=ALONE)
+        report = update(Optimizer(groups, 1), split_batch(each, 3), lambda part: loss(actors, part, cfg), ranks=ALONE)
         found.append(
             (report, [p.detach().clone() for model in (actors.policy, actors.critic.model) for p in model.parameters()])
         )
@@ -79,14 +81,14 @@ def test_log_probs_that_are_not_one_a_token_are_refused_with_the_row(world_files
     with pytest.raises(
         DataError, match=rf"{rollout.conversation.id}': {len(logp)} log-probs for {len(logp) - change} sampled tokens"
     ):
-        ppo.prepare(actors, scored, Moments(), cfg, ALONE)
+        prepare(actors, scored, Moments(), cfg, ALONE)
 
 
 def test_the_users_words_are_never_learned(world_files):
     """Row 71 (trl#1595): in a dialogue with a recorded user, only what the policy wrote is in the mask of the loss."""
     cfg = ppo_config(world_files)
     actors = ppo_actors(cfg)
-    opened = ppo.load_prompt_rollouts(cfg.data, actors.template, None).rollouts[:2]
+    opened = load_prompt_rollouts(cfg.data, actors.template, None).rollouts[:2]
     recorded = []
     for rollout in opened:
         user = [message.text for message in rollout.conversation.messages if message.role == "user"]

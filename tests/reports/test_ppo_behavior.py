@@ -14,15 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewarden.algos import ppo
+from rewarden.algos.actors import load_prompt_rollouts
 from rewarden.algos.facts import self_check
 from rewarden.algos.health import alarms, first_facts, text_facts
-from rewarden.algos.ppo import PPO, State
+from rewarden.algos.ppo_config import PPO
+from rewarden.algos.ppo_loss import loss
+from rewarden.algos.ppo_prepare import prepare
+from rewarden.algos.ppo_rounds import State, consider, minibatches
 from rewarden.algos.selection import Selection, criterion
+from rewarden.algos.shares import Held, shuffled_parts
 from rewarden.data.sources import Data
 from rewarden.data.stream import Cursor, Stream
 from rewarden.errors import ConfigError, ResumeError
 from rewarden.maths import Moments, gae
 from rewarden.models.adapters import copy_frozen
+from rewarden.models.folder import read_card
 from rewarden.models.forward import sequence_logp, sequence_scores
 from rewarden.models.load import Model, load_policy, trainable
 from rewarden.models.reward import load_reward_model
@@ -52,7 +58,7 @@ def test_a_negative_kl_names_its_estimator_and_the_cause_that_was_measured(world
     with torch.no_grad():
         for p in actors.policy.parameters():
             p.add_(0.1 * torch.randn(p.shape, generator=generator))
-    _, _, facts = ppo.prepare(actors, scored, Moments(), cfg, ALONE)
+    _, _, facts = prepare(actors, scored, Moments(), cfg, ALONE)
     assert facts["kl/k1"] < -0.05 < 0 < facts["kl/k3"]
     text = alarms(facts, {}, cfg.sampling, cfg.selection)["negative_kl"]
     shown = f"is {facts['kl/k1']:.3f} (kl/k3, never negative, is {facts['kl/k3']:.3f})"
@@ -132,11 +138,11 @@ def runaway(files, path: str, **changes: object) -> PPO:
     )
 
 
-def test_a_run_beyond_its_limits_stops_and_exports_the_last_sound_policy(world_files, reward_file, tmp_path, caplog):
+def test_a_run_beyond_its_limits_stops_and_exports_the_last_sound_policy(world_files, reward_file, tmp_path, caplog, capsys):
     """Row 37 (moss#2): with `selection.patience` a collapsed run ends, rolls back to the best step, and says why."""
     cfg = runaway(world_files, reward_file(SHOUT), selection=Selection(max_kl=0.5, max_length_ratio=1.05, patience=2))
     with caplog.at_level(logging.WARNING, logger="rewarden"):
-        drive(cfg.build(ALONE), RunFolder(tmp_path / "run"), ALONE, cfg=Drive(save_steps=0, view="off"))
+        drive(cfg.build(ALONE), RunFolder(tmp_path / "run"), ALONE, cfg=Drive(save_steps=0, view="plain"))
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert len(rows) < 8
     assert [row["selection/refused"] for row in rows[-2:]] == [1.0, 1.0]
@@ -150,6 +156,8 @@ def test_a_run_beyond_its_limits_stops_and_exports_the_last_sound_policy(world_f
     start = load_policy(Model(model_name_or_path=str(world_files.policy)))
     same = all(torch.equal(a, b) for (_, a), (_, b) in zip(trainable(exported), trainable(start), strict=True))
     assert same == (best == 0)
+    assert read_card(tmp_path / "run" / "model")["exported_step"] == best
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"PPO: exported round {best} of {len(rows)}: ")
 
 
 def test_a_run_that_gave_up_has_nothing_more_to_do_when_resumed(world_files, reward_file):
@@ -188,7 +196,7 @@ def test_the_policy_of_another_batch_size_is_still_the_same_policy(world_files):
     cfg = ppo_config(world_files)
     actors, _, batch, _ = prepared(cfg)
     for part in split_batch(batch, 1):
-        term = ppo.loss(actors, part, cfg)["policy/ratio"]
+        term = loss(actors, part, cfg)["policy/ratio"]
         ratio = term.value_BT[term.mask_BT]
         torch.testing.assert_close(ratio, torch.ones_like(ratio), atol=1e-5, rtol=0)
 
@@ -205,7 +213,7 @@ def test_generate_score_advantages_and_update_are_four_public_calls(world_files)
     rates = [("policy", actors.policy, cfg.optim), ("critic", actors.critic.model, cfg.critic_optim)]
     optimizer = Optimizer([Group(name, trainable(model), optim) for name, model, optim in rates], 1)
     job = ppo.build(cfg, ALONE)
-    prompts = ppo.load_prompt_rollouts(cfg.data, actors.template, cfg.max_prompt_length).rollouts
+    prompts = load_prompt_rollouts(cfg.data, actors.template, cfg.max_prompt_length).rollouts
     order, _ = Stream(len(prompts), seed=cfg.seed).take(Cursor(), cfg.rollout_batch_size)
     opened = [prompts[row] for row in order]
     seeds = [seed_of(cfg.seed, "ppo", 0, place, rollout.conversation.id) for place, rollout in enumerate(opened)]
@@ -213,9 +221,9 @@ def test_generate_score_advantages_and_update_are_four_public_calls(world_files)
     rollouts = actors.sampler.sample(opened, seeds=seeds)  # generate
     scores = actors.scorer.score([rollout.conversation for rollout in rollouts])  # score
     scored = [ScoredRollout(rollout=r, score=s, through_turn=0) for r, s in zip(rollouts, scores, strict=True)]
-    batch, _, facts = ppo.prepare(actors, scored, Moments(), cfg, ALONE)  # advantages
-    mini = next(ppo.minibatches(batch, 1, seed_of(cfg.seed, "minibatch", 0, 0)))
-    learnt = update(optimizer, split_batch(mini, 3), lambda part: ppo.loss(actors, part, cfg), ranks=ALONE)  # update
+    batch, _, facts = prepare(actors, scored, Moments(), cfg, ALONE)  # advantages
+    mini = next(minibatches(batch, 1, seed_of(cfg.seed, "minibatch", 0, 0)))
+    learnt = update(optimizer, split_batch(mini, 3), lambda part: loss(actors, part, cfg), ranks=ALONE)  # update
 
     assert learnt["skipped_steps"] == 0
     assert facts["score/mean"] == sum(len(r.conversation.messages[-1].text) for r in rollouts) / len(rollouts)
@@ -235,7 +243,7 @@ def test_the_step_with_the_best_guarded_score_is_the_one_exported(world_files):
     for step, (score, kl) in enumerate([(2.0, 1.0), (9.0, 6.0), (2.5, 2.0), (3.0, 2.0), (3.5, 3.0)], start=1):
         state = dataclasses.replace(state, step=step)
         measured = {**start, "eval/score": score, "eval/kl_sequence": kl}
-        state, report = ppo.consider(state, measured, cfg)
+        state, report = consider(state, measured, cfg)
         picks.append((int(report["selection/best_step"]), report["selection/refused"]))
     # criteria 1.5, refused, 1.5 (a tie), 2.0, 2.0 (a tie)
     assert picks == [(1, 0.0), (1, 1.0), (1, 0.0), (4, 0.0), (4, 0.0)]
@@ -354,13 +362,13 @@ def test_dropout_touches_neither_log_probs_nor_values(world_files, tmp_path):
     )
     actors = ppo_actors(cfg)
     scored = scored_rollouts(cfg, actors)
-    one, _, _ = ppo.prepare(actors, scored, Moments(), cfg, ALONE)
-    two, _, _ = ppo.prepare(actors, scored, Moments(), cfg, ALONE)
+    one, _, _ = prepare(actors, scored, Moments(), cfg, ALONE)
+    two, _, _ = prepare(actors, scored, Moments(), cfg, ALONE)
     assert actors.policy.config.attention_dropout == actors.critic.model.config.attention_dropout == 0.5
     assert torch.equal(one.logp_old_BT, two.logp_old_BT)
     assert torch.equal(one.value_old_BT, two.value_old_BT)
     actors.policy.train()
-    assert not torch.equal(ppo.prepare(actors, scored, Moments(), cfg, ALONE)[0].logp_old_BT, one.logp_old_BT)
+    assert not torch.equal(prepare(actors, scored, Moments(), cfg, ALONE)[0].logp_old_BT, one.logp_old_BT)
 
 
 @settings(max_examples=60, deadline=None)
@@ -378,10 +386,10 @@ def test_every_sample_that_goes_in_comes_out_once(num_rows, batch, mini, micro, 
     while len(taken) < 2 * num_rows:
         rows, cursor = stream.take(cursor, batch)
         taken += rows
-        shares = [ppo.Held(numbers=tuple(range(batch))[rank::world], total=batch) for rank in range(world)]
+        shares = [Held(numbers=tuple(range(batch))[rank::world], total=batch) for rank in range(world)]
         learned: Counter[int] = Counter()
         for share in shares:
-            for index_b in ppo.shuffled_parts(share, -(-batch // mini), 7):
+            for index_b in shuffled_parts(share, -(-batch // mini), 7):
                 parts = index_b.split(micro)
                 learned.update(share.numbers[i] for part in parts for i in part.tolist())
         assert learned == Counter(range(batch))
@@ -433,7 +441,7 @@ def test_gradients_are_equal_with_layers_computed_twice(world_files, lora):
         hook = decoder_layers(actors.policy)[0].self_attn.register_forward_hook(
             lambda *_, runs=runs: runs.update([torch.is_grad_enabled()])
         )
-        terms = ppo.loss(actors, batch, cfg)
+        terms = loss(actors, batch, cfg)
         once = runs[True]
         (terms["policy"].value_BT * batch.mask_BT).sum().backward()
         hook.remove()

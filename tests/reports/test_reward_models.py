@@ -8,9 +8,11 @@ import statistics
 import pytest
 import torch
 
-from rewarden.algos import ppo, reward
-from rewarden.algos.length_bias import correlation, length_facts
+from rewarden.algos import ppo, ppo_prepare, reward
+from rewarden.algos.length_bias import length_facts
+from rewarden.algos.pairs import encode_pairs
 from rewarden.algos.reward import Reward
+from rewarden.algos.reward_evaluation import evaluate
 from rewarden.data.sources import Data, load_comparisons
 from rewarden.errors import ConfigError, ScoreError
 from rewarden.maths import Moments, bradley_terry
@@ -46,12 +48,12 @@ def test_ppo_learns_from_a_reward_model_with_another_tokenizer(world_files, rewa
     folder = reward_folder("bytes")
     cfg = ppo_config(world_files, reward={"kind": "reward_model", "path": str(folder)}, max_steps=1)
     actors = ppo_actors(cfg)
-    assert actors.scorer.reward_model.tokenizer.get_vocab() != actors.template.tokenizer.get_vocab()
+    assert actors.scorer.members.tokenizer.get_vocab() != actors.template.tokenizer.get_vocab()
     for item in scored_rollouts(cfg, actors)[:3]:
-        tokenizer = actors.scorer.reward_model.tokenizer
+        tokenizer = actors.scorer.members.tokenizer
         messages = [{"role": message.role, "content": message.text} for message in item.rollout.conversation.messages]
         ids = tokenizer(tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False)["input_ids"]
-        model = actors.scorer.reward_model.model
+        model = actors.scorer.members.models[0].model
         with torch.no_grad():
             hidden = model.model(torch.tensor([ids])).last_hidden_state[0, -1]
         assert item.score.value == pytest.approx(float(hidden @ model.score.weight[0]), abs=1e-4)
@@ -75,7 +77,8 @@ def test_length_bias_by_hand():
     assert facts["eval/margin_length_correlation"] == pytest.approx(statistics.correlation(margins, gaps))
     pearson = statistics.correlation(score_B2.flatten().tolist(), length_B2.flatten().tolist())
     assert facts["eval/score_length_correlation"] == pytest.approx(pearson)
-    assert correlation(torch.ones(3), torch.tensor([1.0, 2.0, 3.0])) == 0.0
+    flat = length_facts(torch.ones(5, 2), length_B2, right_B, decided_B, preferred_first_B)
+    assert flat["eval/score_length_correlation"] == flat["eval/margin_length_correlation"] == 0.0
     only = length_facts(score_B2[:1], length_B2[:1], right_B[:1], decided_B[:1], preferred_first_B[:1])
     assert "eval/accuracy/preferred_shorter" not in only
 
@@ -88,8 +91,8 @@ def test_the_evaluation_of_a_reward_model_says_how_far_to_trust_it(world_files):
     model = load_reward_model(cfg.model)
     template = load_template(model.tokenizer, "chat")
     rows = load_comparisons(cfg.data).rows
-    pairs, _ = reward.encode_pairs(rows, template, None, "error")
-    found = reward.evaluate(model, pairs, ALONE, 3)
+    pairs, _ = encode_pairs(rows, template, None, "error")
+    found = evaluate(model, pairs, ALONE, 3)
 
     def score(ids: tuple[int, ...]) -> float:
         one = TokenBatch(
@@ -164,7 +167,7 @@ def test_a_margin_column_is_used_as_far_as_the_recipe_says(world_files):
     """Row 32: `margin_scale` multiplies the column, 0 ignores it."""
     model = load_reward_model(Model(model_name_or_path=str(world_files.reward)))
     template = load_template(model.tokenizer, "chat")
-    pairs, _ = reward.encode_pairs(load_comparisons(Data(path=str(world_files.pairs))).rows[:4], template, None, "error")
+    pairs, _ = encode_pairs(load_comparisons(Data(path=str(world_files.pairs))).rows[:4], template, None, "error")
     batch = reward.prepare(pairs, torch.device("cpu"), margin_scale=0.5, num_heads=1)
     assert batch.margin_B.tolist() == [0.5 * pair.margin for pair in pairs]
     assert reward.prepare(pairs, torch.device("cpu"), margin_scale=0.0, num_heads=1).margin_B.tolist() == [0.0] * 4
@@ -193,7 +196,7 @@ def test_none_leaves_a_row_out_of_the_mean_and_the_moments(world_files, reward_f
     path = reward_file("def f(completions, **_):\n    return [None, 3.0, 5.0] + [None] * (len(completions) - 3)\n")
     cfg = ppo_config(world_files, reward={"kind": "function", "path": path})
     actors = ppo_actors(cfg)
-    _, moments, facts = ppo.prepare(actors, scored_rollouts(cfg, actors), Moments(), cfg, ALONE)
+    _, moments, facts = ppo_prepare.prepare(actors, scored_rollouts(cfg, actors), Moments(), cfg, ALONE)
     assert (moments.count, moments.mean) == (2, 4.0)
     assert facts["score/mean"] == 4.0
     assert facts["score/num_not_applicable"] == 6

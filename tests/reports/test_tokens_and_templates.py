@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rewarden.algos import sft
 from rewarden.algos.health import alarms, text_facts
-from rewarden.algos.reward import encode_pairs
+from rewarden.algos.pairs import encode_pairs
 from rewarden.algos.rows import encode_rows
 from rewarden.algos.selection import Selection
 from rewarden.algos.sft import SFT

@@ -195,7 +195,7 @@ def test_temporary_folders_of_a_killed_writer_do_not_count_and_are_cleaned_with_
 def test_a_checkpoint_killed_while_being_replaced_is_put_back(tmp_path):
     path = save_checkpoint(tmp_path, 3, {"p": Blob(b"x")}, {})
     path.rename(tmp_path / ".swap-step-00000003")
-    assert clean(tmp_path) == [f"put back {path}: it was being replaced when the last run was killed"]
+    assert clean(tmp_path) == [f"put back {path}: the last run did not finish replacing it"]
     assert read_checkpoint(path).step == 3
     save_checkpoint(tmp_path, 3, {"p": Blob(b"y")}, {})
     part = Blob(b"")

@@ -1,5 +1,6 @@
 """`drive` runs a job to its end, from wherever the folder stands, and says what it does."""
 
+import dataclasses
 import io
 import json
 import math
@@ -230,12 +231,28 @@ def test_a_crash_in_export_keeps_the_training(tmp_path):
     half = Job(title="toy", steps=8, start=job.start, train=job.train, parts=job.parts, export=broken)
     with pytest.raises(RewardenError, match="no export today"):
         drive(half, RunFolder(tmp_path), ALONE, cfg=Drive(view="off"))
-    assert not (tmp_path / "model").exists()
+    assert [path.name for path in tmp_path.iterdir() if path.name in ("model", ".tmp-export")] == []
     job, _, _ = make_job(8, ALONE)
     outcome = drive(job, RunFolder(tmp_path), ALONE, cfg=Drive(view="off"))
     assert outcome.resumed_from == 8
     assert (tmp_path / "model" / "weights.safetensors").exists()
     assert not (tmp_path / ".tmp-export").exists()
+
+
+def test_the_last_lines_are_what_the_job_has_to_say_of_its_state_and_last_report(tmp_path, capsys):
+    job, _, _ = make_job(6, ALONE)
+
+    def closing(state: State, report: dict[str, float]) -> list[str]:
+        return [f"{state.step} steps, score {report['score/mean']!r}"]
+
+    told = dataclasses.replace(job, closing=closing)
+    drive(told, RunFolder(tmp_path), ALONE, cfg=Drive(view="plain"))
+    score = read_metrics(tmp_path / "metrics.jsonl")[-1]["score/mean"]
+    assert capsys.readouterr().out.splitlines()[-1] == f"toy: 6 steps, score {score!r}"
+    (tmp_path / "done.json").unlink()  # killed between the last checkpoint and the end: nothing is left to train
+    job, _, _ = make_job(6, ALONE)
+    drive(dataclasses.replace(job, closing=closing), RunFolder(tmp_path), ALONE, cfg=Drive(view="plain"))
+    assert capsys.readouterr().out.splitlines()[-1] == f"toy: 6 steps, score {score!r}"
 
 
 def test_output_is_plain_lines_when_it_is_not_a_terminal(tmp_path, monkeypatch):

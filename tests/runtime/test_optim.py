@@ -10,7 +10,7 @@ from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_wi
 
 from rewarden.errors import ConfigError, ResumeError
 from rewarden.runtime.optim import Group, Optim, Optimizer, lr_factor
-from rewarden.spec import check
+from rewarden.spec import check, nearest
 
 
 def factor(step: int, schedule: str, warmup: int, total: int = 1000, low: float = 0.0) -> float:
@@ -213,3 +213,16 @@ def test_groups_that_cannot_work_are_refused():
     ]:
         with pytest.raises(ConfigError, match=words):
             Optimizer(groups, 10)
+
+
+def test_a_name_that_other_programs_use_leads_to_ours():
+    assert nearest("lr", Optim.model_fields) == "did you mean 'learning_rate'?"
+    assert nearest("epochs", ["num_ppo_epochs", "eps"]) == "did you mean 'num_ppo_epochs'?"
+    assert nearest("lr", ["beta", "gamma"]) == "allowed: beta, gamma"
+
+
+def test_a_warm_up_that_outlasts_the_run_is_told_in_optimizer_steps_and_rounds():
+    group = Group("policy", [("w", torch.nn.Parameter(torch.zeros(2)))], Optim(learning_rate=1.0, warmup_steps=8))
+    assert Optimizer([group], 2, made_of="2 rounds of 1").notes == [
+        "policy: warmup_steps is 8, beyond the 2 optimizer steps of the run (2 rounds of 1); learning_rate is never reached"
+    ]

@@ -38,7 +38,7 @@ def test_sft_and_reward_jobs_show_loss_and_accuracy():
     out = io.StringIO()
     with View("reward", 2, file=out) as view:
         view.update(2, {"loss/total": 0.6931, "reward/accuracy": 0.625, "time/step": 1.0})
-    assert out.getvalue() == "reward 2/2  loss 0.6931  accuracy 62.5%  other 100%  eta 0:00:00\n"
+    assert out.getvalue() == "reward 2/2  loss 0.6931  accuracy 62.5%  eta 0:00:00\n"
 
 
 def test_columns_are_any_report_keys():

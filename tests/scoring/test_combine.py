@@ -218,6 +218,10 @@ def test_the_report_counts_statuses_and_averages_what_is_there():
         "score/num_too_long": 1.0,
         "score/num_not_applicable": 1.0,
         "score/disagreement": 0.5,
+        "score/member_mean/0": 1.5,
+        "score/member_std/0": 1.5,
+        "score/member_mean/1": 2.5,
+        "score/member_std/1": 0.5,
         "score/part/a": 1.5,
         "score/part/b": 6.0,
     }

@@ -2,14 +2,15 @@
 
 import math
 import random
+import statistics
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from rewarden.errors import ScoreError
-from rewarden.scoring import LearnedReward, build_scorer
+from rewarden.errors import ConfigError, ScoreError
+from rewarden.scoring import Aggregate, LearnedReward, build_scorer
 from rewarden.scoring.reward_model import sub_batches
 
 KINDS = ["words", "bytes"]
@@ -36,6 +37,12 @@ def talks(talk):
 
     rows = [talk(*(text() for _ in range(rng.choice([2, 4, 6]))), id=str(i)) for i in range(23)]
     return [*rows, talk("hello", "", id="empty answer")]
+
+
+def trunk(scorer):
+    """The only module of a reward model of one trunk."""
+    (module,) = scorer.members.modules()
+    return module
 
 
 def close(score, expected):
@@ -79,9 +86,7 @@ def test_equal_texts_are_scored_once(reward_folder, talk):
     scorer = LearnedReward(path=str(reward_folder("words"))).build()
     scorer.score([talk("hello", "maybe")])  # the first call tries out how rows may be put together
     tokens_seen = []
-    scorer.reward_model.model.get_input_embeddings().register_forward_hook(
-        lambda module, args, output: tokens_seen.append(args[0].numel())
-    )
+    trunk(scorer).get_input_embeddings().register_forward_hook(lambda module, args, output: tokens_seen.append(args[0].numel()))
     twice = [talk("hello", "yes"), talk("hello", "no")]
     scores = scorer.score([talk("hello", "yes", id=str(i)) for i in range(9)] + twice[1:])
     assert sum(tokens_seen) == sum(len(scorer.template.render(row).token_ids) for row in twice)
@@ -152,21 +157,98 @@ def test_a_conversation_that_ends_with_the_user_is_refused(reward_folder, talk):
 def test_a_score_that_is_not_finite_stops_with_the_row_shown(reward_folder, talk):
     scorer = LearnedReward(path=str(reward_folder("words"))).build()
     with torch.no_grad():
-        scorer.reward_model.model.score.weight.fill_(math.nan)
+        trunk(scorer).score.weight.fill_(math.nan)
     with pytest.raises(ScoreError, match=r"nan .*for row r7.*\n.*'hello'\n.*'yes'"):
         scorer.score([talk("hello", "yes", id="r7")])
 
 
 def test_dropout_in_the_config_changes_nothing(reward_folder, talks):
     scorer = LearnedReward(path=str(reward_folder("words"))).build()
-    assert scorer.reward_model.model.config.attention_dropout == 0.1
+    assert trunk(scorer).config.attention_dropout == 0.1
     assert scorer.score(talks) == scorer.score(talks)
+
+
+def test_nan_from_one_member_names_the_member_and_the_row(reward_folder, talk):
+    scorer = LearnedReward(path=str(reward_folder("words", num_heads=3))).build()
+    with torch.no_grad():
+        trunk(scorer).score.weight[1].fill_(math.nan)
+    with pytest.raises(ScoreError, match=r"member 1 \(of members 0 to 2\) gave nan for row r7.*\n.*'hello'\n.*'yes'"):
+        scorer.score([talk("hello", "yes", id="r7")])
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "rule"),
+    [
+        ({"rule": "worst_case"}, min),
+        ({"rule": "median"}, statistics.median),
+        ({"rule": "lower_bound", "coef": 2}, lambda m: statistics.fmean(m) - 2 * statistics.pstdev(m)),
+        ({"rule": "lower_bound", "coef": 2, "ddof": 1}, lambda m: statistics.fmean(m) - 2 * statistics.stdev(m)),
+        ({"rule": "variance_penalty", "coef": 2}, lambda m: statistics.fmean(m) - 2 * statistics.pvariance(m)),
+    ],
+)
+def test_the_value_is_the_aggregate_of_the_members(reward_folder, talks, aggregate, rule):
+    folder = str(reward_folder("words", num_heads=3))
+    for score in build_scorer({"kind": "reward_model", "path": folder, "aggregate": aggregate}).score(talks):
+        assert score.value == pytest.approx(rule(score.members), abs=1e-5)
+        assert score.parts["std"] == pytest.approx(statistics.pstdev(score.members), abs=1e-5)
+
+
+def test_members_without_moments_are_not_centered_and_a_note_says_so(reward_folder):
+    folder = str(reward_folder("words", num_heads=3))
+    (note,) = LearnedReward(path=folder, aggregate=Aggregate(rule="worst_case")).build().notes
+    assert "3 members are not centered before worst_case" in note
+    for quiet in (Aggregate(), Aggregate(rule="worst_case", center="none")):
+        assert LearnedReward(path=folder, aggregate=quiet).build().notes == ()
+    assert LearnedReward(path=str(reward_folder("words")), aggregate=Aggregate(rule="worst_case")).build().notes == ()
+
+
+def test_every_rule_of_a_single_model_is_its_score(reward_folder, talks):
+    folder = str(reward_folder("words"))
+    plain = LearnedReward(path=folder).build().score(talks)
+    for aggregate in (Aggregate(rule="worst_case"), Aggregate(rule="lower_bound", coef=3)):
+        assert LearnedReward(path=folder, aggregate=aggregate).build().score(talks) == plain
+
+
+def test_a_reference_answer_in_a_column_centers_each_member(reward_folder, talk):
+    folder = str(reward_folder("words", num_heads=3))
+    plain = LearnedReward(path=folder).build()
+    centered = LearnedReward(path=folder, aggregate=Aggregate(rule="worst_case", center="reference")).build()
+    row = talk("where", "to the sea", reference="no")
+    (own,), (other,) = plain.score([row]), plain.score([talk("where", "no")])
+    (score,) = centered.score([row])
+    assert score.value == pytest.approx(min(a - b for a, b in zip(own.members, other.members, strict=True)), abs=1e-5)
+    assert score.members == pytest.approx(own.members, abs=1e-5)  # raw, whatever the rule sees
+    with pytest.raises(ScoreError, match=r"row r1: its column 'reference' is None; aggregate.center: reference needs"):
+        centered.score([talk("where", "to the sea", id="r1")])
+
+
+def test_a_reference_answer_that_is_too_long_leaves_no_score(reward_folder, talk):
+    aggregate = Aggregate(rule="worst_case", center="reference")
+    folder = str(reward_folder("bytes", num_heads=2))
+    scorer = LearnedReward(path=folder, aggregate=aggregate, max_length=40).build()
+    rows = [talk("hello", "yes", reference="no"), talk("hello", "yes", reference="no" * 30)]
+    assert [score.status for score in scorer.score(rows)] == ["ok", "too_long"]
+
+
+@pytest.mark.parametrize(
+    ("heads", "aggregate", "message"),
+    [
+        (1, {"rule": "lower_bound", "coef": 1, "ddof": 1}, "ddof is 1 with 1 member"),
+        (3, {"center": "group"}, "center is group, which needs all answers to a prompt together"),
+        (3, {"center": "calibration"}, "center is calibration, and the reward model holds no moments"),
+        (3, {"scale": True}, "scale is true, and the reward model holds no moments"),
+    ],
+)
+def test_an_aggregate_that_the_model_does_not_allow_is_refused_before_the_first_score(reward_folder, heads, aggregate, message):
+    raw = {"kind": "reward_model", "path": str(reward_folder("words", num_heads=heads)), "aggregate": aggregate}
+    with pytest.raises(ConfigError, match=message):
+        build_scorer(raw)
 
 
 def test_a_recipe_entry_builds_it_and_it_keeps_no_gradients(reward_folder, talk):
     scorer = build_scorer({"kind": "reward_model", "path": str(reward_folder("words")), "max_length": 64})
     assert scorer.score([talk("hello", "yes")])[0].status == "ok"
-    assert not any(parameter.requires_grad for parameter in scorer.reward_model.model.parameters())
+    assert not any(parameter.requires_grad for parameter in trunk(scorer).parameters())
 
 
 def test_sub_batches_are_longest_first_and_within_the_budget():

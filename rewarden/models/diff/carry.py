@@ -10,7 +10,7 @@ from rewarden.errors import ConfigError
 from rewarden.models.diff.manifest import MANIFEST
 from rewarden.models.diff.sums import SUM_FILE
 from rewarden.models.diff.write import file_sha256
-from rewarden.models.folder import CARD, find, first_line
+from rewarden.models.folder import CARD, find, read_object
 
 TOKENIZER = (
     "tokenizer.json",
@@ -86,13 +86,7 @@ def read_config(path: str) -> dict[str, Any]:
     file = find(path, "config.json")
     if file is None:
         raise ConfigError(f"{path} has no config.json; copy it from the checkpoint's source")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file} is damaged ({first_line(error)}); copy it again") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{file} holds {type(config).__name__}, not an object; copy it again")
-    return config
+    return read_object(file)
 
 
 def moss_template(path: str) -> str:

@@ -1,5 +1,6 @@
 """Whether a diff is whole, without writing anything."""
 
+import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,8 +84,6 @@ def _check_files(source: Checkpoint, manifest: Manifest) -> None:
 
 
 def _sha256(source: Checkpoint, key: str) -> str:
-    import hashlib
-
     digest = hashlib.sha256()
     for start, stop in source.entries[key].ranges():
         digest.update(raw_bytes(source.rows(key, start, stop)))

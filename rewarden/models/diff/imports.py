@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,12 +11,12 @@ from rewarden.errors import ConfigError
 from rewarden.models.diff.carry import has_tokenizer, moss_template, read_config
 from rewarden.models.diff.make import inputs, silent
 from rewarden.models.diff.manifest import read_manifest
-from rewarden.models.diff.output import Output, choose_dtype, head_bias, model_config, surround
+from rewarden.models.diff.output import Output, choose_dtype, head_bias, model_config, surround, write_shards
 from rewarden.models.diff.read import Checkpoint
-from rewarden.models.diff.reward import BIAS, HEAD, SCORE, check_fits, is_reward, renamed
+from rewarden.models.diff.reward import HEAD, SCORE, check_fits, is_reward, renamed
 from rewarden.models.diff.rules import BACKBONE
-from rewarden.models.diff.write import Draft, Planned, refuse_existing, shard_name
-from rewarden.models.folder import FULL, find
+from rewarden.models.diff.write import Draft, refuse_existing
+from rewarden.models.folder import find
 
 PATH_KEY = "backbone_model_name_or_path"
 """Where AlpacaFarm's config names the backbone, whose config and tokenizer are needed, not its weights."""
@@ -55,7 +54,7 @@ def import_reward(
         if tokens_from is None and not has_tokenizer(path):
             raise ConfigError(f"{path} holds no tokenizer, nor does {place}; give the tokenizer's folder (--tokenizer)")
         with Draft(out, ["import", dtype, inputs(source)]) as draft:
-            facts = _write(draft, source, output, report)
+            facts = write_shards(draft, source, output, partial(_rows, source), report)
             if lost := sum(facts.values()):
                 raise ConfigError(f"dtype is {dtype}: {lost} entries are too large for it; use bfloat16 or float32")
             surround(
@@ -103,29 +102,6 @@ def _output(source: Checkpoint, names: dict[str, str], asked: torch.dtype | None
     check_fits(config, shapes, source.path)
     bias = head_bias(source, notes)
     return Output(names=names, types=types, config=config, reward=True, bias=bias, dtype=asked, notes=notes)
-
-
-def _write(draft: Draft, source: Checkpoint, output: Output, report: Callable[[str], None]) -> dict[str, int]:
-    """Write all shards; returns tensor -> entries that the output type cannot hold."""
-    lost: dict[str, Any] = {}
-    index: dict[str, str] = {}
-    for number, keys in enumerate(source.names().values()):
-        name = shard_name(FULL, number, len(source.files))
-        seen: dict[str, int] = {}
-        planned = [
-            Planned(
-                key=output.names[key],
-                shape=source.entries[key].shape,
-                dtype=output.types[key],
-                rows=partial(_rows, source, key, output.types[key], seen),
-            )
-            for key in sorted(keys)
-            if key != BIAS
-        ]
-        lost |= draft.shard(name, planned, partial(dict, seen), report)["facts"] if planned else {}
-        index |= {tensor.key: name for tensor in planned}
-    draft.index(FULL, index)
-    return lost
 
 
 def _rows(source: Checkpoint, key: str, dtype: torch.dtype, seen: dict[str, int]) -> Iterator[Tensor]:

@@ -1,11 +1,13 @@
 """The model folder that `recover` and `import_reward` write around the weights."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rewarden.errors import ConfigError
 from rewarden.models.diff.carry import card_text, carry, carry_tokenizer
@@ -18,8 +20,8 @@ from rewarden.models.diff.reward import (
     with_dtype,
     with_vocabulary,
 )
-from rewarden.models.diff.write import write_text
-from rewarden.models.folder import CARD, find, read_card
+from rewarden.models.diff.write import Draft, Planned, shard_name, write_text
+from rewarden.models.folder import CARD, FULL, find, read_card
 
 CHOICES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -76,6 +78,41 @@ def head_bias(source: Checkpoint, notes: list[str]) -> list[float] | None:
             f"best-of-n and training, are the same. It is noted in {CARD}"
         )
     return bias
+
+
+def write_shards(
+    draft: Draft,
+    source: Checkpoint,
+    output: Output,
+    rows: Callable[[str, torch.dtype, dict[str, Any]], Iterator[Tensor]],
+    report: Callable[[str], None],
+    *,
+    order: Callable[[str], Any] | None = None,
+) -> dict[str, Any]:
+    """Write the tensors that have a name in `output`, in as many files as `source` has; returns what was seen of every tensor.
+
+    `rows` (their name, type, what was seen) gives a tensor's rows and notes what it sees under that name. `order` is a sort
+    key of the names in one file, which are sorted alphabetically without it.
+    """
+    facts: dict[str, Any] = {}
+    index: dict[str, str] = {}
+    for number, keys in enumerate(source.names().values()):
+        name = shard_name(FULL, number, len(source.files))
+        seen: dict[str, Any] = {}
+        planned = [
+            Planned(
+                key=output.names[key],
+                shape=source.entries[key].shape,
+                dtype=output.types[key],
+                rows=partial(rows, key, output.types[key], seen),
+            )
+            for key in sorted(keys, key=order)
+            if key in output.names
+        ]
+        facts |= draft.shard(name, planned, partial(dict, seen), report)["facts"] if planned else {}
+        index |= {tensor.key: name for tensor in planned}
+    draft.index(FULL, index)
+    return facts
 
 
 def surround(

@@ -1,6 +1,5 @@
 """Checkpoints read a few rows at a time: safetensors or pickled, in one file or many."""
 
-import json
 import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from rewarden.errors import ConfigError
-from rewarden.models.folder import FULL, PICKLES, find, first_line, tensor_shapes
+from rewarden.models.folder import FULL, PICKLES, find, first_line, indexed_files, tensor_shapes
 
 DTYPES = {
     "F64": torch.float64,
@@ -161,14 +160,7 @@ def shard_files(path: str, stem: str) -> tuple[dict[str, str] | None, list[Path]
             continue
         if not name.endswith(".index.json"):
             return None, [file]
-        try:
-            names = dict(json.loads(file.read_text(encoding="utf-8"))["weight_map"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{file} is damaged ({first_line(error)}); copy it again") from error
-        shards = {shard: find(path, shard) for shard in sorted(set(names.values()))}
-        if missing := [shard for shard, found in shards.items() if found is None]:
-            raise ConfigError(f"{path}: {name} names {', '.join(missing)}, not there; copy the missing shards")
-        return names, [found for found in shards.values() if found is not None]
+        return indexed_files(path, file)
     if find(path, "adapter_config.json") is not None:
         raise ConfigError(f"{path} is a PEFT adapter, which is a diff already; publish it as it is, or merge it first")
     known = ", ".join((stem, *pickles))

@@ -12,7 +12,7 @@ from rewarden.errors import ConfigError
 from rewarden.models.diff.carry import has_tokenizer, moss_template, read_config
 from rewarden.models.diff.make import inputs, place, silent
 from rewarden.models.diff.manifest import Manifest, check_base, check_carried, digest, open_diff, read_manifest
-from rewarden.models.diff.output import Output, choose_dtype, head_bias, model_config, surround
+from rewarden.models.diff.output import Output, choose_dtype, head_bias, model_config, surround, write_shards
 from rewarden.models.diff.read import DTYPE_NAMES, Checkpoint
 from rewarden.models.diff.reward import BIAS, EMBEDDINGS, check_fits, is_reward, renamed
 from rewarden.models.diff.rules import BACKBONE
@@ -25,8 +25,8 @@ from rewarden.models.diff.verify import (
     refuse_not_finite,
     refuse_wrong_sum,
 )
-from rewarden.models.diff.write import Draft, Planned, refuse_existing, shard_name
-from rewarden.models.folder import FULL, find, read_card
+from rewarden.models.diff.write import Draft, refuse_existing
+from rewarden.models.folder import find, read_card
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ def recover(
         checked=checked,
         base_sha256=base_sha256,
         total=total,
-        notes=(*output.notes,),
+        notes=(*output.notes, *_inexact(manifest)),
     )
 
 
@@ -163,27 +163,11 @@ def _write(draft: Draft, recipe: Recipe, output: Output, report: Callable[[str],
     """Write all shards; returns what was seen of every tensor."""
     source = recipe.diff
     facts: dict[str, Any] = {}
-    index: dict[str, str] = {}
     if BIAS in source.entries and BIAS not in output.names:
         for _ in recipe.rows(BIAS, recipe.natural_dtype(BIAS), facts):
             pass
-    for number, (_, keys) in enumerate(source.names().items()):
-        name = shard_name(FULL, number, len(source.files))
-        seen: dict[str, Any] = {}
-        planned = [
-            Planned(
-                key=output.names[key],
-                shape=source.entries[key].shape,
-                dtype=output.types[key],
-                rows=partial(recipe.rows, key, output.types[key], seen),
-            )
-            for key in sorted(keys, key=partial(place, recipe.steps, recipe.base))
-            if key in output.names
-        ]
-        facts |= draft.shard(name, planned, partial(dict, seen), report)["facts"] if planned else {}
-        index |= {planned_tensor.key: name for planned_tensor in planned}
-    draft.index(FULL, index)
-    return facts
+    order = partial(place, recipe.steps, recipe.base)
+    return facts | write_shards(draft, source, output, recipe.rows, report, order=order)
 
 
 def _judge(recipe: Recipe, facts: Mapping[str, Any], expected: str | None) -> tuple[str, float]:
@@ -209,6 +193,14 @@ def _base_digest(recipe: Recipe, facts: Mapping[str, Any]) -> str:
             entry = recipe.base.entries[step.base_key]
             rows.append((step.base_key, DTYPE_NAMES[entry.dtype], entry.shape, facts[key]["sha256"]["base"]))
     return digest(rows)
+
+
+def _inexact(manifest: Manifest | None) -> list[str]:
+    """A note on the entries that the rule does not give back, which the manifest counts."""
+    lost = 0 if manifest is None else sum(record.inexact for record in manifest.tensors.values())
+    if manifest is None or not lost:
+        return []
+    return [f"rule {manifest.rule}: {lost} entries are not bit for bit those of the tuned model (float32 subtraction)"]
 
 
 def _manifest_mark(manifest: Manifest | None) -> str:

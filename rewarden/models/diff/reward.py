@@ -15,10 +15,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 from rewarden.errors import ConfigError
 from rewarden.models.diff.read import some
 from rewarden.models.diff.rules import BACKBONE, HEADS
-from rewarden.models.folder import first_line
+from rewarden.models.folder import INPUT_EMBEDDINGS, first_line
 
 HEAD, BIAS, SCORE = "reward_head.weight", "reward_head.bias", "score.weight"
-EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
+EMBEDDINGS = tuple(f"{name}.weight" for name in INPUT_EMBEDDINGS)
 
 
 def is_reward(keys: Collection[str]) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rewarden.errors import shortened
+
 KEPT = frozenset({"ok", "truncated", "refused", "empty", "too_long"})
 """Statuses that asking again would not change; they are cached. All others are asked anew by the next run."""
 
@@ -190,5 +192,4 @@ def _error_code(text: str) -> Any:
 
 
 def _cut(text: str) -> str:
-    words = " ".join(_clean(text[:2000]).split())
-    return words if len(words) <= 200 else f"{words[:197]}..."
+    return shortened(" ".join(_clean(text[:2000]).split()), 200)
